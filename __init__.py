@@ -1,6 +1,6 @@
 """Slackwater: a time machine for the state of streaming applications on Spark.
 
-What a program needs to declare an app is here; `slackwater run FILE` runs it. `open` leads to stored apps.
+A program declares its app with these names; `slackwater run FILE` runs the app. `open` gives access to stored apps.
 """
 
 import sys
@@ -50,7 +50,7 @@ _MODULES = {
 }
 _IMPORTED = ("errors", "testing")
 """Modules that programs import by name."""
-# What Spark, SQL and Kafka Streams call them.
+# Names in Spark, SQL and Kafka Streams, for suggestions.
 _OTHER_NAMES = {
     **dict.fromkeys(("avg", "average"), "mean"),
     **dict.fromkeys(("collect", "groupBy", "group_by", "reduce"), "aggregate"),
@@ -62,12 +62,12 @@ _OTHER_NAMES = {
 
 
 def __dir__() -> list[str]:
-    """List the names that programs use, and no others: `dir` and completion show them."""
+    """List only the names that programs use, for `dir` and completion."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    # The command line imports this package too, and must not wait for Arrow.
+    # Imported lazily: the command line imports this package too, and must not wait for Arrow.
     from importlib import import_module
 
     if name not in _MODULES:
@@ -75,13 +75,13 @@ def __getattr__(name: str) -> Any:
 
         near = f"; did you mean {_OTHER_NAMES[name]!r}?" if name in _OTHER_NAMES else nearest(name.lower(), __all__)
         if name.startswith("_"):
-            near = ""  # Python asks for these itself
+            near = ""  # Python looks these up itself
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}", name=name)
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 class _Finder:
-    """Finds modules as Python does, and lists those alone that programs import: `help` shows what is listed."""
+    """Finds modules as Python does, but lists only those that programs import, for `help`."""
 
     def __init__(self, finder: FileFinder) -> None:
         self._finder = finder
@@ -90,7 +90,7 @@ class _Finder:
         return getattr(self._finder, name)
 
     def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
-        """Yield name and `is_package` of each module, as `pkgutil.iter_modules` wants them."""
+        """Yield name and `is_package` of each module, for `pkgutil.iter_modules`."""
         yield from ((prefix + name, False) for name in _IMPORTED)
 
 

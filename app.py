@@ -1,4 +1,4 @@
-"""`slackwater.App`: an app as a program declares it, which runs in this process, too."""
+"""`slackwater.App`: an app as a program declares it. `App.run` runs the app in the current process."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ class App(declared.App):
     ) -> None:
         """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
 
-        It returns once it has caught up, if so asked, or after Ctrl-C or SIGTERM, with what was read committed.
+        Returns when `until_caught_up` is reached, or after Ctrl-C or SIGTERM, once everything read is committed.
 
         Args:
-            store: The store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,
-                then the nearest `slackwater.toml`, where all other settings come from too.
-            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them;
-                default likewise.
-            stages: Run only these; default all.
-            until_caught_up: Return when each stage has read its topics up to where they end now, and all that followed
-                from it through repartition topics, as `availableNow` in Structured Streaming.
-            max_records: At most so many records of each input a batch, whatever the stages say.
-            trigger: Shortest time between two batches, likewise: `"10 seconds"`.
-            max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
-            accept_loss: Go on without records that are gone from Kafka.
-            gc: Collect garbage so often, if `[retention]` has rules; `"off"` for never.
-            master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
+            store: Store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,
+                then the nearest `slackwater.toml`, which also supplies all other settings.
+            kafka: Brokers as `"host:port"`, or librdkafka's client properties, including `bootstrap.servers`; default
+                as for `store`.
+            stages: Stages to run; default all.
+            until_caught_up: Return when each stage has read its topics up to their current ends, and everything that
+                followed through repartition topics, as `availableNow` in Structured Streaming.
+            max_records: Maximum number of records of each input per batch, for all stages.
+            trigger: Shortest time between two batches, for all stages: `"10 seconds"`.
+            max_unflushed: Number of versions that a stage may run ahead of its last commit, for all stages; 0 for none.
+            accept_loss: Continue without records that are gone from Kafka.
+            gc: Interval of garbage collection, if `[retention]` has rules; `"off"` disables it.
+            master: Spark's master URL; default an existing session of this process, else Spark's configuration.
             spark_conf: Further settings of Spark.
             py_files: Paths of Python files and zips that the program and its tasks import.
-            patience_s: How long a broker or a store may be away, in seconds.
-            on_commit: Told of each committed batch, from several threads.
+            patience_s: How long a broker or a store may be unavailable, in seconds.
+            on_commit: Called with each committed batch, from several threads.
 
         Raises:
-            NotFound: A topic or a stage is not there.
-            Refused: The program does not fit what is stored, or a stage failed.
-            Fenced: A newer runner took a stage over.
-            Unavailable: Kafka or the store was away for longer than `patience_s`.
-            Usage: An argument, a setting, or what the app declares, is not one that could work.
+            NotFound: A topic or a stage does not exist.
+            Refused: The program does not fit the stored app, or a stage failed.
+            Fenced: A newer runner took over a stage.
+            Unavailable: Kafka or the store was unavailable for longer than `patience_s`.
+            Usage: An argument, a setting or a declaration is invalid.
         """
-        # It takes a while to import.
+        # Imported here because it is slow.
         from .pipeline.listener import Callbacks
         from .pipeline.run.options import gc_every_ms
         from .pipeline.run.program import run_app

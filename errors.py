@@ -1,7 +1,7 @@
-"""What can go wrong, grouped by what a handler would do about it.
+"""Errors, grouped by how a handler would respond.
 
-Every message says what failed, what was expected and what was found; `hint` says the next step. The command line
-prints both and exits 1. Anything else that escapes is a bug.
+Every message says what failed, what was expected and what was found; `hint` says the next step. The command line prints
+both and exits 1. Any other exception is a bug.
 """
 
 import sys
@@ -19,8 +19,8 @@ __all__ += ["AnotherTopic", "Unstorable", "Usage"]
 class SlackwaterError(Exception):
     """Base of all errors a user may see. `hint` is the next step, or empty.
 
-    `quoted` is text that belongs under the `sentence`, line by line and as it came: a query, the end of a log.
-    `message` is both together.
+    `quoted` is text to show below the `sentence`, line by line and verbatim: a query, the end of a log. `message` is
+    both together.
     """
 
     def __init__(self, sentence: str, *, quoted: str = "", hint: str = "") -> None:
@@ -32,28 +32,28 @@ class SlackwaterError(Exception):
 
     @property
     def hint(self) -> str:
-        """The next step, or empty. Python shows it as a note under the error's message, notebooks too."""
+        """Next step, or empty. Python and notebooks show it as a note below the error's message."""
         return self._hint
 
     @hint.setter
     def hint(self, hint: str) -> None:
         old = f"hint: {getattr(self, '_hint', '')}"
         self._hint = hint
-        # Notes of others stay.
+        # Keep notes added by other code.
         self.__notes__ = [note for note in getattr(self, "__notes__", ()) if note != old]
         if hint:
             self.add_note(f"hint: {hint}")
 
     def begin_with(self, subject: str) -> None:
-        """Begin the message with its subject, "stage 'legs'", unless it names that already."""
+        """Begin the message with its subject, such as "stage 'legs'", unless the message contains it."""
         if subject not in self.message:
             self.sentence = f"{subject}: {self.sentence}"
             self.message = f"{self.sentence}\n{self.quoted}" if self.quoted else self.sentence
             self.args = (self.message,)
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's hook: the lines of a traceback that ends in the user's code, not in ours."""
-        shown = _up_to_the_users(self.__traceback__)
+        """Render a traceback that ends in the user's code, not in ours. IPython's hook."""
+        shown = _user_traceback(self.__traceback__)
         ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if ipython is None:
             return "".join(traceback.format_exception(type(self), self, shown)).splitlines()
@@ -61,29 +61,29 @@ class SlackwaterError(Exception):
         return lines
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders (Spark's workers) by value: keep the attributes.
+        # Spark's workers send exceptions by value: keep the attributes.
         return (_rebuild, (type(self), self.__dict__))
 
 
-def _up_to_the_users(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the first to the last frame of the user's code; all of it where there is none."""
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first to the last frame of the user's code; all of it if there is none."""
     frames = [trace] if trace is not None else []
     while frames and (following := frames[-1].tb_next) is not None:
         frames.append(following)
-    users = [number for number, each in enumerate(frames) if _is_users(each.tb_frame)] or [0, len(frames) - 1]
+    user_frames = [number for number, part in enumerate(frames) if _is_user_code(part.tb_frame)] or [0, len(frames) - 1]
     shown: TracebackType | None = None
-    for each in reversed(frames[users[0] : users[-1] + 1]):
-        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for part in reversed(frames[user_frames[0] : user_frames[-1] + 1]):
+        shown = TracebackType(shown, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return shown
 
 
-def _is_users(frame: FrameType) -> bool:
-    """Whether a frame's code is neither slackwater's nor of Python's library nor of an installed one."""
+def _is_user_code(frame: FrameType) -> bool:
+    """Return True if a frame's code belongs neither to slackwater, the standard library nor an installed package."""
     if str(frame.f_globals.get("__name__", "")).partition(".")[0] == __name__.partition(".")[0]:
         return False
     file = frame.f_code.co_filename
     installed = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), "<frozen ")
-    return not any(each in file for each in installed)
+    return not any(folder in file for folder in installed)
 
 
 def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:
@@ -91,7 +91,7 @@ def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> Slackwater
 
 
 def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
-    """An error with these attributes, as it came from elsewhere."""
+    """Return an error with these attributes, received from another process."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["message"],)
@@ -99,14 +99,14 @@ def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
 
 
 class Usage(SlackwaterError):
-    """The request itself is malformed: fix the words and ask again (exit code 2)."""
+    """The request is malformed: correct it and try again (exit code 2)."""
 
 
 class NotFound(SlackwaterError, LookupError):
     """A named thing (app, stage, ref, table, column, topic) does not exist."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = "") -> None:
-        """`found` says what there is, where a list of names (`known`) would not."""
+        """Use `found` to describe what exists, if a list of names (`known`) does not."""
         self.what = what
         self.name = name
         self.known = tuple(sorted(known))
@@ -124,56 +124,56 @@ class NotFound(SlackwaterError, LookupError):
 
 
 class MomentGone(NotFound):
-    """A moment that there was: garbage collection has taken it. The message says what is left."""
+    """A moment that existed and was removed by garbage collection. The message says what remains."""
 
 
 class Refused(SlackwaterError):
-    """The request is understood but would lose or break something; nothing was changed."""
+    """The request is valid but would lose or break something; nothing was changed."""
 
 
 class Protected(Refused):
-    """The app is protected: what could lose something of it wants its name once more."""
+    """The app is protected: destructive operations must repeat its name."""
 
 
 class TooMuch(Refused):
-    """It would take, or took, more than it may: time, memory, rows. Ask for less at once."""
+    """The request exceeds a limit of time, memory or rows. Request less at once."""
 
 
 class Forbidden(Refused):
-    """A server, or the file system, does not let this user do it."""
+    """A server, or the file system, does not permit this to the user."""
 
 
 class BadRecord(Refused):
-    """What a record holds cannot be used: that is the record's fault, and nobody else's."""
+    """A record has content that cannot be used; only the record is at fault."""
 
 
 class Gone(Refused):
-    """Records that are to be read are not in Kafka any more."""
+    """Records to read are no longer in Kafka."""
 
 
 class AnotherTopic(Refused):
-    """A topic was deleted and made again under its name: the offsets that are kept of it mean other records."""
+    """A topic was deleted and created again under its name: stored offsets mean other records."""
 
 
 class KeysForgotten(Gone):
-    """Of records that are to be read, some held keys that were forgotten: fewer are there, and that is right."""
+    """Records to read had keys that were forgotten, so fewer records remain, as expected."""
 
 
 class Unstorable(Refused, ValueError):
-    """A value that could not be read again is not written. Nothing was."""
+    """A value could not be read back if written. Nothing was written."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):
-    """A server did not answer within the patience it was given; trying again later may work.
+    """A server did not answer in time; trying again later may work.
 
-    Whatever asks a store or Kafka may raise it, so docstrings name it only where something was done by then.
+    Any call to a store or to Kafka may raise it, so docstrings mention it only if something was done before.
     """
 
 
 class Corruption(SlackwaterError):
-    """Stored bytes are missing, or not what the manifest promises. `object_key` names the object.
+    """Stored bytes are missing or differ from the manifest. `object_key` names the object.
 
-    Whatever reads what is stored may raise it; docstrings name it where it means anything else.
+    Any read of stored data may raise it; docstrings mention it only if it has another meaning.
     """
 
     def __init__(self, message: str, *, object_key: str, hint: str = "") -> None:
@@ -182,19 +182,19 @@ class Corruption(SlackwaterError):
 
 
 class ObjectNotFound(SlackwaterError, KeyError):
-    """No object under this key."""
+    """No object has this key."""
 
     def __init__(self, key: str, root: str) -> None:
         super().__init__(f"no object {key!r} under {root}")
         self.key = key
 
     def __str__(self) -> str:
-        # KeyError would show the repr.
+        # KeyError would show the repr of the message.
         return self.message
 
 
 class ObjectExists(SlackwaterError, FileExistsError):
-    """A put-if-absent found the key taken."""
+    """A put-if-absent found an existing object."""
 
     def __init__(self, key: str, root: str) -> None:
         super().__init__(f"object {key!r} exists already under {root}")
@@ -202,7 +202,7 @@ class ObjectExists(SlackwaterError, FileExistsError):
 
 
 class CommitConflict(SlackwaterError):
-    """Somebody else committed this version first."""
+    """Another writer committed this version first."""
 
     def __init__(self, message: str, *, version: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -210,4 +210,4 @@ class CommitConflict(SlackwaterError):
 
 
 class Fenced(CommitConflict):
-    """A writer with a newer epoch has taken the stage over; this one must stop."""
+    """A writer with a newer epoch has taken over the stage; this one must stop."""

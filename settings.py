@@ -39,7 +39,7 @@ _Bytes = Annotated[int, Meta(ge=0, description="a whole number of bytes")]
 
 
 class _Rules(Struct, frozen=True):
-    """A table of rules in `[retention]`; spans of time are read by `parse_ms`."""
+    """A table of rules in `[retention]`; durations are parsed by `parse_ms`."""
 
     all: Any = None
     hourly: Any = None
@@ -49,7 +49,7 @@ class _Rules(Struct, frozen=True):
 
 
 class _Invariant(Struct, frozen=True):
-    """A table `[invariants.NAME]`; `every` is read by `parse_ms`."""
+    """A table `[invariants.NAME]`; `every` is parsed by `parse_ms`."""
 
     check: _Text | None = None
     where: _Text | None = None
@@ -60,66 +60,68 @@ class _Invariant(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that it takes to reach the outside. Absent parts are errors only once they are asked for."""
+    """Everything needed to reach store and brokers. A missing part raises an error only when it is used."""
 
     store: _Text | None = None
-    """Store root, or None when nothing names one."""
+    """Store root, or None if not configured."""
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
-    """Client properties of librdkafka. They may hold secrets: never printed."""
+    """Client properties of librdkafka. They may contain secrets: never print them."""
     cache: _Text = ""
-    """Folder of the local cache of SSTs; empty for this user's own, by the environment."""
+    """Folder of the local SST cache; empty for the user's default folder."""
     cache_max_bytes: _Bytes = 10 << 30
     prefetch: Annotated[bool, Meta(description="true or false")] = True
-    """Whether `run` fetches SSTs beside the batches."""
+    """True if `run` fetches SSTs in the background."""
     retention: dict[str, Any] = {}
-    """The rules for each app that has its own (`Retention`), and under "" those of all others."""
+    """`Retention` by app, for apps with rules of their own; "" has the common rules."""
     invariants: dict[str, Any] = {}
-    """What must always hold (`Invariant`), by its name."""
+    """`Invariant` by name."""
     forget: dict[str, Any] = {}
-    """The fields of records that lead to a table's key, by table; under `registry` the URL of a schema registry."""
+    """Fields of records that contain a table's key, by table; `registry` has the URL of a schema registry."""
     prices: Any = Prices()
-    """What the store takes: S3's prices for those that the file does not set."""
+    """Prices of the store; S3's prices for those that the file does not set."""
     s3: Any = S3Settings()
-    """How S3 is talked to."""
+    """Settings of the S3 client."""
     programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
-    """The Python file that declares an app, by the app's name: what is replayed when nothing else is said."""
+    """Python file that declares an app, by app; replays use it by default."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
-    def retention_of(self, app: str, **said: Any) -> "Retention":
-        """An app's own rules, else the common ones, overridden by `said`. Raises `Usage` for a bad number."""
+    def retention_of(self, app: str, **overrides: Any) -> "Retention":
+        """Return an app's own rules, else the common ones, with `overrides`. Raises `Usage` for a bad number."""
         from .snapshot.gc.retention import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
-        return replace(rules, **{rule: value for rule, value in said.items() if value is not None})
+        return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
 
-    def declared_fields(self, said: Iterable[str] = ()) -> "DeclaredFields":
-        """The fields that lead to keys: those of `[forget]`, and these, `TABLE=FIELD` each. Raises `Usage`."""
+    def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
+        """Return the fields that contain keys: those of `[forget]` and of `options` (`TABLE=FIELD`). Raises `Usage`."""
         from .operations.erasure.key_fields import DeclaredFields
 
-        fields = {table: [*some] for table, some in self.forget.items() if table != "registry"}
-        for each in said:
-            table, equals, field = each.partition("=")
+        fields = {table: [*paths] for table, paths in self.forget.items() if table != "registry"}
+        for option in options:
+            table, equals, field = option.partition("=")
             if not (table and equals and field):
-                raise Usage(f"--field {each!r} is not TABLE=FIELD", hint="for example --field 'people=$.user.id'")
+                raise Usage(f"--field {option!r} is not TABLE=FIELD", hint="for example --field 'people=$.user.id'")
             fields.setdefault(table, []).append(field)
         registry = self.forget.get("registry", "")
         return DeclaredFields(fields, json.dumps({"registry": registry}) if registry else "")
 
     def store_root(self) -> str:
-        """The store root. Raises `Usage` when nothing names one."""
-        return self.store or _missing("store", "the store root is", "s3://bucket/prefix or a folder", "--store ROOT")
+        """Return the store root. Raises `Usage` if none is configured."""
+        return self.store or _missing(
+            "store", "no store root is configured", "s3://bucket/prefix or a folder", "--store ROOT"
+        )
 
     def open_store(self) -> "ObjectStore":
-        """The store. Raises `Usage` when nothing names one, or what names it cannot be understood."""
+        """Open the store. Raises `Usage` if none is configured, or if its root is invalid."""
         from .store.objects.open import open_store
 
         return open_store(self.store_root(), settings=self.s3)
 
     def open_cache(self) -> "SstCache":
-        """The local cache of SSTs that all verbs share."""
+        """Open the local SST cache that all verbs share."""
         from .store.read.cache import SstCache
 
         return SstCache(self._cache_folder, self.cache_max_bytes)
@@ -129,18 +131,18 @@ class Settings(Struct, frozen=True, kw_only=True):
         return Path(self.cache or _cache(os.environ))
 
     def kafka(self) -> dict[str, str]:
-        """Client properties, always with `bootstrap.servers`. Raises `Usage` when nothing names brokers."""
-        brokers = self.brokers or _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
+        """Return client properties, including `bootstrap.servers`. Raises `Usage` if no brokers are configured."""
+        brokers = self.brokers or _missing("kafka", "no Kafka brokers are configured", "host:port", "--kafka HOST:PORT")
         return {**self.kafka_properties, "bootstrap.servers": brokers}
 
     def open_kafka(self) -> "Kafka":
-        """Kafka, of which nothing is asked yet. Raises `Usage` when nothing names brokers."""
+        """Create a Kafka client, which connects at its first request. Raises `Usage` if no brokers are configured."""
         from .pipeline.kafka.open import open_kafka
 
         return open_kafka(self.kafka())
 
     def open_channels(self) -> "KafkaChannels | None":
-        """The topics between stages; None when nothing says where Kafka is."""
+        """Open the repartition topics; None if no brokers are configured."""
         if not self.brokers:
             return None
         from .pipeline.kafka.channels import KafkaChannels
@@ -148,7 +150,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return KafkaChannels(self.open_kafka())
 
     def run_options(self, kafka: Mapping[str, str] | None = None) -> "Options":
-        """How these settings have an app run; `kafka` are other client properties. Raises `Usage` as the parts do."""
+        """Return the options of a run; `kafka` replaces the client properties. Raises `Usage` for missing settings."""
         from .pipeline.run.options import Options
 
         return Options(
@@ -169,11 +171,11 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Settings from what is said, then `environ` (default this process's), then the nearest file from `folder` upwards.
+    """Load settings from arguments, `environ` (default: this process's), and the nearest file from `folder` upwards.
 
-    A relative path in the file means one beside the file. Kafka client properties come from the file's
-    `[kafka_properties]` and, before those, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is
-    `sasl.password`. Raises `Usage` where the file is not TOML, or says what nobody understands.
+    Relative paths in the file are relative to the file. Kafka client properties come from the file's
+    `[kafka_properties]` and, with higher precedence, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is
+    `sasl.password`. Raises `Usage` if the file is not TOML, or has an unknown setting.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
@@ -194,9 +196,9 @@ def load(
     )
 
 
-def _cache(environ: Mapping[str, str], said: str = "") -> str:
+def _cache(environ: Mapping[str, str], configured: str = "") -> str:
     user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
-    return environ.get("SLACKWATER_CACHE") or said or str(user_cache)
+    return environ.get("SLACKWATER_CACHE") or configured or str(user_cache)
 
 
 def _read(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -204,74 +206,76 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
-    found = _checked(path, "", values, Settings, "setting")
+    values_found = _checked(path, "", values, Settings, "setting")
 
     def beside(file: str) -> Path:
         return path.parent / Path(file).expanduser()
 
-    if "://" not in found.get("store", "://"):
-        found["store"] = str(beside(found["store"]).resolve())
-    if "cache" in found:
-        found["cache"] = str(beside(found["cache"]))
-    if "prices" in found:
-        found["prices"] = Prices(**_checked(path, "prices", found["prices"], Prices, "price"))
-    if "retention" in found:
-        found["retention"] = _retention(path, found["retention"])
-    found["programs"] = {app: str(beside(file).resolve()) for app, file in found.get("programs", {}).items()}
-    if "invariants" in found:
-        tables = _table(path, "invariants", found["invariants"])
-        found["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
-    for table, fields in _table(path, "forget", found.get("forget", {})).items():
+    if "://" not in values_found.get("store", "://"):
+        values_found["store"] = str(beside(values_found["store"]).resolve())
+    if "cache" in values_found:
+        values_found["cache"] = str(beside(values_found["cache"]))
+    if "prices" in values_found:
+        values_found["prices"] = Prices(**_checked(path, "prices", values_found["prices"], Prices, "price"))
+    if "retention" in values_found:
+        values_found["retention"] = _retention(path, values_found["retention"])
+    values_found["programs"] = {
+        app: str(beside(file).resolve()) for app, file in values_found.get("programs", {}).items()
+    }
+    if "invariants" in values_found:
+        tables = _table(path, "invariants", values_found["invariants"])
+        values_found["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
+    for table, fields in _table(path, "forget", values_found.get("forget", {})).items():
         is_text = isinstance(fields, str) if table == "registry" else _are_texts(fields)
         if not is_text:
             shape = "a URL" if table == "registry" else 'fields, such as ["who", "$.user.id"]'
             raise Usage(f"{path}: forget.{table} must be {shape}, not {fields!r}")
-    found["s3"] = settings_in(environ, _table(path, "s3", found.get("s3", {})), f"{path}: s3.")
-    found["kafka_properties"] = dict(_properties(path, "", found.get("kafka_properties", {})))
-    return Settings(**found)
+    values_found["s3"] = settings_in(environ, _table(path, "s3", values_found.get("s3", {})), f"{path}: s3.")
+    values_found["kafka_properties"] = dict(_properties(path, "", values_found.get("kafka_properties", {})))
+    return Settings(**values_found)
 
 
 def _are_texts(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(each, str) and each for each in values)
+    return isinstance(values, list) and all(isinstance(text, str) and text for text in values)
 
 
 def _table(path: Path, name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] above what it sets")
+        raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] on a line above its settings")
     return value
 
 
-def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str) -> dict[str, Any]:
-    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not checked.
+def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
+    """Return a table's values by the fields of `kind`, converted to their types; inner tables are not checked.
 
-    Raises `Usage` where there is no such field, which is called a `what`, or its value is of another type.
+    Raises `Usage` for an unknown field, which the message calls a `term`, and for a value of another type.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    found = {}
+    checked = {}
     for key, value in _table(path, name, table).items():
-        called = f"{name}.{key}" if name else key
+        full_name = f"{name}.{key}" if name else key
         if key not in fields:
             raise Usage(
-                f"{path} sets {called}, which is not a {what}{nearest(key, fields)}",
+                f"{path} sets {full_name}, which is not a {term}{nearest(key, fields)}",
                 hint=f"the names are {', '.join(fields)}",
             )
         kinds = (fields[key].type, *get_args(fields[key].type))
-        expected = [meta.description for each in kinds for meta in getattr(each, "__metadata__", ())]
+        expected = [meta.description for field_kind in kinds for meta in getattr(field_kind, "__metadata__", ())]
         try:
-            found[fields[key].name] = msgspec.convert(value, fields[key].type) if expected else value
+            checked[fields[key].name] = msgspec.convert(value, fields[key].type) if expected else value
         except msgspec.ValidationError:
-            raise Usage(f"{path}: {called} must be {expected[0]}, not {value!r}") from None
-    return found
+            raise Usage(f"{path}: {full_name} must be {expected[0]}, not {value!r}") from None
+    return checked
 
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
-    """`[retention]`: the common rules, and a table for each app that has rules of its own."""
+    """Parse `[retention]`: the common rules, and a table for each app with rules of its own."""
     from .snapshot.gc.retention import Retention
 
     entries = _table(path, "retention", table)
     own = {app: rules for app, rules in entries.items() if isinstance(rules, dict) and app != "input"}
     common = {rule: value for rule, value in entries.items() if rule not in own}
-    found = {}
+    retention = {}
     for app, rules in (("", common), *own.items()):
         name = f"retention.{app}" if app else "retention"
         values = _checked(path, name, rules, _Rules, "rule of retention")
@@ -280,29 +284,29 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
             del values["input"]
         else:
             topics = {}
-        by_topic = {check_topic(each): parse_ms(f"{path}: {name}.input.{each}", topics[each]) for each in topics}
+        by_topic = {check_topic(topic): parse_ms(f"{path}: {name}.input.{topic}", topics[topic]) for topic in topics}
         spans = {f"{rule}_ms": parse_ms(f"{path}: {name}.{rule}", value) for rule, value in values.items()}
-        found[app] = Retention(versions=versions, input_topics=by_topic, **spans)
-    return found
+        retention[app] = Retention(versions=versions, input_topics=by_topic, **spans)
+    return retention
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
     from .snapshot.bisect.watcher import Invariant
 
-    called = f"invariants.{name}"
-    values = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))
+    full_name = f"invariants.{name}"
+    values = _Invariant(**_checked(path, full_name, table, _Invariant, "setting of an invariant"))
     if (values.check is None) == (values.where is None):
         raise Usage(
-            f"{path}: {called} must have either check or where",
-            hint="check is a condition that must hold, where a query that returns rows when something is wrong",
+            f"{path}: {full_name} must have either check or where",
+            hint="check: a condition that must hold; where: a query that returns the rows that are wrong",
         )
-    every_ms = parse_ms(f"{path}: {called}.every", values.every)
+    every_ms = parse_ms(f"{path}: {full_name}.every", values.every)
     where, check = values.where or "", values.check or ""
     return Invariant(name, where, every_ms, values.on_failure, values.app, check, values.table)
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
-    """Properties as librdkafka takes them; `sasl.password = …` without quotes is a table to TOML."""
+    """Yield properties as librdkafka expects them; TOML reads `sasl.password = …` without quotes as a table."""
     for key, value in _table(path, "kafka_properties", table).items():
         if isinstance(value, dict):
             yield from _properties(path, f"{prefix}{key}.", value)
@@ -312,8 +316,8 @@ def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, s
             raise Usage(f"{path}: kafka property '{prefix}{key}' must be a string, a number or a boolean")
 
 
-def _missing(key: str, what: str, shape: str, flag: str) -> NoReturn:
+def _missing(key: str, sentence: str, shape: str, flag: str) -> NoReturn:
     raise Usage(
-        f"nothing says where {what}",
+        sentence,
         hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
     )

@@ -1,6 +1,6 @@
-"""`spark.read.format("slackwater")`: a table of an app at a moment, as a batch data source of Spark's, in Python.
+"""`spark.read.format("slackwater")`: a table of an app at a moment, as a Spark batch data source in Python.
 
-Spark finds it by itself where slackwater is installed (`pyspark_slackwater`); else `register` says it to a session.
+Spark finds the format itself where slackwater is installed (`pyspark_slackwater`); otherwise call `register`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _OPTIONS = ("at", "path", "store", "version", "clock_ms")
 
 
 class SparkSource(DataSource):
-    """`spark.read.format("slackwater").option("at", "-5m").load("shop/countries")`.
+    """Data source: `spark.read.format("slackwater").option("at", "-5m").load("shop/countries")`.
 
-    The moment is found when the source is loaded: every action of the DataFrame reads the same one. Options: `at`, what
-    stands behind the `@` of a ref; `store`, the store root, default as for the command line. `.schema(…)` chooses
+    The moment is resolved when the source is loaded: every action of the DataFrame reads the same one. Options: `at`,
+    the part of a ref after the `@`; `store`, the store root, default as for the command line. `.schema(…)` selects
     columns.
     """
 
     @classmethod
     def name(cls) -> str:
-        """Spark's name of the format."""
+        """Return Spark's name of the format."""
         return "slackwater"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Raises `Usage` for what is no option, path or moment, and `NotFound` for what there is not."""
+        """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for missing ones."""
         super().__init__(options)
         from .common import instants
         from .common.validation import nearest
@@ -46,34 +46,34 @@ class SparkSource(DataSource):
         for name in options:
             if name.lower() not in _OPTIONS:
                 raise Usage(
-                    f"{name!r} is no option of format 'slackwater'{nearest(name, _OPTIONS)}",
-                    hint="the options are at and store; .schema(…) chooses columns",
+                    f"{name!r} is not an option of format 'slackwater'{nearest(name, _OPTIONS)}",
+                    hint="the options are at and store; .schema(…) selects columns",
                 )
         settings = load(store=options.get("store"))
         place, path = StorePlace(settings.store_root(), settings.s3), options.get("path", "")
         at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
         if version and (at or not version.isdecimal()):
-            raise Usage(f"version {version!r} is not the number of a version, or a moment is given as well")
+            raise Usage(f"version {version!r} is not a version number, or is given together with at")
         if version:
             self._at = VersionedTable.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:
             self._at = VersionedTable.find(place, path, at, instants.now_ms())
 
     def schema(self) -> StructType:
-        """Spark's hook: the columns that users see."""
+        """Return the visible columns. Spark's hook."""
         from .pipeline.spark.reader import columns_of
 
         return columns_of(self._at)
 
     def reader(self, schema: StructType) -> TableReader:
-        """Spark's hook."""
+        """Return the reader. Spark's hook."""
         from .pipeline.spark.reader import reader_for
 
         return reader_for(self._at, schema)
 
 
 def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
-    """A table that a cut of the store `root` has, or some of its columns. Raises `NotFound` for one that it has not."""
+    """Return a table of a cut in the store `root`, or some of its columns. Raises `NotFound` if it does not exist."""
     from .errors import NotFound
     from .pipeline.spark.reader import columns_of
     from .pipeline.spark.table_at import StorePlace, VersionedTable
@@ -81,17 +81,17 @@ def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Co
 
     register(spark)
     at = VersionedTable.of_cut(StorePlace(root, load(store=root).s3), cut, table)
-    there, rows = columns_of(at), spark.read.format(SparkSource.name())
+    schema, rows = columns_of(at), spark.read.format(SparkSource.name())
     for name in columns:
-        if name not in there.names:
-            raise NotFound(f"column of table {table!r}", name, there.names)
+        if name not in schema.names:
+            raise NotFound(f"column of table {table!r}", name, schema.names)
     if columns:
-        rows = rows.schema(type(there)([there[name] for name in columns]))
+        rows = rows.schema(type(schema)([schema[name] for name in columns]))
     return rows.options(store=root, version=at.version, clock_ms=at.clock_ms).load(f"{at.app}/{at.table}")
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format, unless Spark has found it by itself."""
+    """Register the format with a session, unless Spark has found it itself."""
     from pyspark.errors import AnalysisException
 
     try:

@@ -1,6 +1,6 @@
-"""For tests of an app: it runs over given rows, without Kafka and S3; batches of history are replayed.
+"""Tools for tests of an app: run it over given rows, without Kafka and S3, and replay batches of history.
 
-`run` needs Spark on this machine, as does `replayed`. `MemoryKafka` needs nothing.
+`run` and `replayed` need Spark on this machine; `MemoryKafka` needs nothing.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a program makes of a batch. A float that is not a number is `math.nan` itself, and so equal to it."""
+    """Result of replaying a batch with a program. NaN is always the object `math.nan`, so that it compares equal."""
 
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
-    """Each key that the batch touches, then or now, and its row after it; None where it has none."""
+    """Keys that the batch changed, originally or in the replay, with the row after it; None without a row."""
     sent: dict[str, list[Row]]
-    """What is sent on each channel, in the order of its rows' representations."""
+    """Rows sent, by channel, sorted by their representations."""
     comparison: Comparison
-    """All of it, beside what was committed."""
+    """Comparison with what was committed."""
 
     @property
     def same(self) -> bool:
-        """Whether it is what was committed."""
+        """True if the replay equals what was committed."""
         return self.comparison.same
 
     def row(self, *key: object) -> Row | None:
-        """The row of a key, by its columns' values, or None. Raises `NotFound` where the batch does not touch it."""
-        for known, row in self.keys:
-            if known == key:
+        """Return the row of a key, by column values, or None. Raises `NotFound` if the batch did not change the key."""
+        for candidate, row in self.keys:
+            if candidate == key:
                 return row
-        raise NotFound("key of the batch", repr(key), (repr(known) for known, _ in self.keys))
+        raise NotFound("key of the batch", repr(key), (repr(candidate) for candidate, _ in self.keys))
 
 
 def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | None = None) -> Replayed:
-    """Replay a batch of history with a program, on a Spark of this machine; Kafka and the app's store are not needed.
+    """Replay a batch of history with a program, on a local Spark; Kafka and the app's store are not needed.
 
-    A Spark session that runs here is used, else one is started for this call.
+    Uses the Spark session of this process, or starts one for this call.
 
     Args:
-        bundle: The file that `slackwater replay --bundle` wrote.
-        program: The Python file that declares the app; default the one in the bundle.
+        bundle: File written by `slackwater replay --bundle`.
+        program: Python file that declares the app; default the program in the bundle.
 
     Raises:
-        NotFound: There is no such file, or the program has no such stage.
-        Refused: The file is no bundle; or the program does not run, or cannot replay it.
+        NotFound: The file does not exist, or the program has no such stage.
+        Refused: The file is no bundle; or the program does not run, or cannot replay the batch.
     """
     from .operations.debugging.replay.bundle import read
     from .operations.debugging.replay.bundled import open_bundle
@@ -81,19 +81,21 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     from .operations.debugging.replay.expectation import comparable, sorted_rows
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
-        found = compare(*opened)
+        comparison = compare(*opened)
     keys = (
         (
-            tuple(map(comparable, each.key.values())),
-            None if each.after is None else comparable({**each.key, **each.after}),
+            tuple(map(comparable, change.key.values())),
+            None if change.after is None else comparable({**change.key, **change.after}),
         )
-        for each in found.keys or ()
+        for change in comparison.keys or ()
     )
-    return Replayed(tuple(keys), {each.name: sorted_rows(each.replayed) for each in found.channels}, found)
+    return Replayed(
+        tuple(keys), {channel.name: sorted_rows(channel.replayed) for channel in comparison.channels}, comparison
+    )
 
 
 class _Folder:
-    """A folder that goes with the last result that has it. One of tempfile's own would warn when it goes by itself."""
+    """A temporary folder, removed with the last result that uses it, without `TemporaryDirectory`'s warning."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))
@@ -101,9 +103,9 @@ class _Folder:
 
 
 class Ran(Mapping[str, "pa.Table"]):
-    """The tables of an app after a run over given rows: by name an Arrow table of the rows, in the order of their keys.
+    """Tables of an app after a run over given rows: Arrow tables by name, with rows in the order of their keys.
 
-    Rejected and late rows are in tables, too: `<stage>_rejected`, `<stage>_late`.
+    Rejected and late rows are tables, too: `<stage>_rejected`, `<stage>_late`.
     """
 
     def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _Folder) -> None:
@@ -112,9 +114,9 @@ class Ran(Mapping[str, "pa.Table"]):
         self.app = app
         """The stored app, with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
         self.moment: Moment = app.at()
-        """What all stages had committed at the end: `ran.moment.query("FROM countries")`."""
+        """Final state of all stages: `ran.moment.query("FROM countries")`."""
         self.kafka = kafka
-        """Its topics."""
+        """The app's topics."""
         self.folder = folder
         weakref.finalize(self, app._client.close)
 
@@ -133,16 +135,16 @@ class Ran(Mapping[str, "pa.Table"]):
 
     @property
     def sent(self) -> dict[str, list[Record]]:
-        """What each topic has that the app writes for others: sinks, rejected records."""
+        """Records of each topic that the app writes for others: sinks, rejected records."""
         return {topic: _records(self.kafka, topic) for topic in _written(self.declared)}
 
     def rows(self, table: str) -> list[Row]:
-        """The rows of a table as dictionaries. Raises `NotFound`."""
-        found: list[Row] = self[table].to_pylist()
-        return found
+        """Return the rows of a table as dictionaries. Raises `NotFound`."""
+        rows: list[Row] = self[table].to_pylist()
+        return rows
 
     def row(self, table: str, *key: object) -> Row | None:
-        """The row of a key, by its columns' values, or None. Raises `NotFound` where there is no such table."""
+        """Return the row of a key, given by its column values, or None. Raises `NotFound` if there is no such table."""
         return self.moment.get(table, key)
 
 
@@ -155,11 +157,11 @@ def run(
     max_records: int | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Ran:
-    """Run an app over these rows until it has read them all, and give its tables: without Kafka, without S3.
+    """Run an app over these rows until it has read them all, and return its tables: without Kafka, without S3.
 
-    All else is as in production: Spark plans and runs each batch, and the state is written and read as SSTs in a folder
-    of this machine, which goes with the result. The first call starts Spark, unless a session runs here already; later
-    calls, and other tests of this process, use it again.
+    Otherwise as in production: Spark plans and runs each batch, and the state is stored as SSTs in a local folder,
+    which is removed with the result. The first call starts Spark, unless a session exists; later calls, and other tests
+    of this process, reuse it.
 
     Example:
         >>> ran = run(app, {"orders": [{"country": "DE", "cents": 7}, {"country": "DE", "cents": 5}]})
@@ -168,18 +170,19 @@ def run(
 
     Args:
         app: The app, as the program declares it.
-        topics: By name of each topic that the app reads, its records in order. A record is the value: a dictionary or
-            another value of JSON, text, bytes, or None; or a `Record` with such a value, which says its key, its
-            headers, its partition, and its time in ms since 1970. A topic that is not named is empty.
-        partitions: Of each topic, or by name. Records that name none go where their key says, and in turns without one.
-        after: What an earlier run gave: this one goes on from there, with a program that may be another one.
-        max_records: At most so many records of each input a batch: more batches, in which the state is read again.
-        spark_conf: Settings of Spark, where this call starts it.
+        topics: Records of each topic that the app reads, in order. A record is the value: a dictionary or another value
+            of JSON, text, bytes, or None; or a `Record` with such a value and its key, headers, partition, and time in
+            ms since 1970. A topic that is not listed is empty.
+        partitions: Number of partitions of all topics, or by topic. Records without a partition are placed by key, or
+            in turns without a key.
+        after: Result of an earlier run to continue from, possibly with another program.
+        max_records: Maximum number of records of each input per batch: a lower number makes more batches.
+        spark_conf: Settings of Spark, if this call starts it.
 
     Raises:
         NotFound: The app reads no topic of such a name.
-        Usage: The app has no stage, or a value is none of these.
-        Refused: The app does not run, or a stage failed; with `after`, the program does not fit what is stored.
+        Usage: The app has no stage, or a record has another type.
+        Refused: The app does not run, or a stage failed; with `after`, the program does not fit the stored app.
     """
     from .client.client import Client
     from .pipeline.api.app import App
@@ -190,7 +193,8 @@ def run(
 
     if not isinstance(app, App):
         raise Usage(
-            f"the app to run is a {type(app).__name__}; expected a slackwater.App", hint="of a module: module.app"
+            f"the app to run is a {type(app).__name__}; expected a slackwater.App",
+            hint="pass module.app, not the module",
         )
     kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
     for topic in topics:
@@ -218,11 +222,11 @@ def run(
 
 
 _spark = ExitStack()
-"""What stops the Spark that `run` has started, when this process ends."""
+"""Stops the Spark session that `run` started, when this process ends."""
 
 
 def _start_spark(conf: Mapping[str, str]) -> None:
-    """Start Spark, unless a session runs here, for as long as this process lives."""
+    """Start Spark, unless a session exists, until this process ends."""
     from .pipeline.spark.session import running_session, spark_session
 
     if running_session() is None:
@@ -234,9 +238,9 @@ def _start_spark(conf: Mapping[str, str]) -> None:
 
 
 def _written(app: App) -> list[str]:
-    """The topics that an app writes for others."""
+    """Return the topics that an app writes for others."""
     stages = app.stages.values()
-    sinks = {one.name for stage in stages for one in stage.sinks if one.kind == "topic"}
+    sinks = {sink.name for stage in stages for sink in stage.sinks if sink.kind == "topic"}
     return sorted(sinks | {stage.rejects for stage in stages if stage.rejects})
 
 
@@ -251,7 +255,7 @@ def _records(kafka: MemoryKafka, topic: str) -> list[Record]:
 
 
 def _record(row: object) -> Record:
-    """A row as a record. Raises `Usage`."""
+    """Convert a row to a record. Raises `Usage`."""
     record = row if isinstance(row, Record) else Record(_value(row))
     return record._replace(value=_value(record.value))
 
@@ -275,18 +279,18 @@ def _value(value: Any) -> bytes | None:
 
 
 def _as_json(value: object) -> object:
-    """A value that JSON has no word for as a reader of Spark's understands it."""
+    """Convert a value that JSON lacks to text that Spark's JSON reader understands."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no form in it")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:
-    """Records with neither a key nor a partition go to the partitions in turns."""
+    """Assign records with neither a key nor a partition to the partitions in turns."""
     turns = cycle(range(partitions))
     return [
-        each._replace(partition=next(turns)) if each.key is None and each.partition is None else each
-        for each in records
+        record._replace(partition=next(turns)) if record.key is None and record.partition is None else record
+        for record in records
     ]

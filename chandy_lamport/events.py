@@ -1,15 +1,15 @@
-"""What goes into a process, what comes out, and the error for what may not be. Values; they compare by content.
+"""Events that a process receives, actions that it returns, and the error for illegal events. Compared by value.
 
-A snapshot is named by an id that is never used twice. Channels and stages are named as the app declares them.
+The id of a snapshot is never reused. Channels and stages are named as the app declares them.
 """
 
 from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """A step the protocol does not have. Whatever received it is unchanged; the caller has a bug.
+    """A step that the protocol does not allow: a bug of the caller. The receiver is unchanged.
 
-    It says what was being done, what would have been legal, and what came instead.
+    The message says what was being done, what would have been legal, and what was found.
     """
 
     def __init__(self, what: str, expected: str, found: str) -> None:
@@ -23,29 +23,29 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Somebody wants this snapshot. For a process without channel inputs: the protocol starts there."""
+    """The snapshot was requested. For a process without channel inputs: the protocol starts there."""
 
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchArrived:
-    """Records of a channel were consumed. They lie before every marker of it that has not yet arrived.
+    """Records of a channel were consumed. They precede every marker of the channel that has not yet arrived.
 
     In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
-    commit records has already seen them.
+    commit records includes them.
     """
 
     channel: str
     records: object
-    """An address range, opaque here: what a `Capture` hands back."""
+    """Address range, opaque to the protocol; returned in a `Capture`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerArrived:
-    """All of the channel up to this snapshot's marker was consumed, in every partition of the channel.
+    """The channel was consumed up to this snapshot's marker, in every partition.
 
-    Where it is the process's first marker of the snapshot, nothing after it may be in the same commit.
+    After the process's first marker of a snapshot, the same commit may contain no other event.
     """
 
     snapshot: str
@@ -54,25 +54,25 @@ class MarkerArrived:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The snapshot was completed or cancelled; nobody asks for it any more."""
+    """The snapshot was completed or cancelled."""
 
     snapshot: str
 
 
 Event = Requested | BatchArrived | MarkerArrived | Forgotten
-"""What a process receives."""
+"""Event that a process receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordState:
-    """The version now being committed is this process's part of the cut."""
+    """The version being committed is this process's part of the cut."""
 
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Write a marker into every partition of the channel, behind all records sent so far."""
+    """Write a marker into every partition of the channel, after all records sent so far."""
 
     snapshot: str
     channel: str
@@ -80,7 +80,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """These records were sent before the cut and consumed after it: they are part of the channel's state."""
+    """Records sent before the cut and consumed after it: part of the channel's state."""
 
     snapshot: str
     channel: str
@@ -88,4 +88,4 @@ class Capture:
 
 
 Action = RecordState | SendMarker | Capture
-"""What a process wants done. The actions of one `receive` belong in one atomic commit, in their order."""
+"""Action that a process requests. The actions of one `receive` belong in one atomic commit, in their order."""

@@ -1,6 +1,6 @@
-"""Global states, which are cuts in the words of the paper, and whether they are consistent. Pure.
+"""Global states (the paper's cuts), and whether they are consistent. Pure.
 
-Also when a snapshot of a network is complete, and whether markers can reach each of its stages.
+Also decides when a snapshot of a network is complete, and whether markers can reach each stage.
 """
 
 from collections import Counter
@@ -12,42 +12,42 @@ from .events import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class ChannelCounts:
-    """One channel between one writer and one reader, as a global state found it.
+    """Records of a channel between its writer and its reader in a global state.
 
-    The counts are of records since it began, one for each partition: sums would let one partition hide what is missing
-    in another. Raises `ProtocolError` for counts of different numbers of partitions, and for one that is negative.
+    Counts records since the channel began, by partition: with sums, a surplus in one partition would hide a loss in
+    another. Raises `ProtocolError` for counts of different numbers of partitions, and for a negative count.
     """
 
     name: str
     sender: str
     receiver: str
     sent: tuple[int, ...]
-    """Sent by the sender up to and with its version."""
+    """Records sent by the sender up to its version, inclusive."""
     consumed: tuple[int, ...]
-    """Consumed by the receiver up to and with its version."""
+    """Records consumed by the receiver up to its version, inclusive."""
     in_flight: tuple[int, ...]
-    """Kept with the cut as the channel's state."""
+    """Records stored with the cut as the channel's state."""
     lost: tuple[int, ...] = ()
-    """Sent, and passed over by the receiver up to and with its version: they were gone. Empty for none."""
+    """Records sent and skipped by the receiver up to its version, because they were gone. Empty for none."""
 
     def __post_init__(self) -> None:
         counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}
         if self.lost:
             counts["lost"] = self.lost
-        what = f"counting channel {self.name!r}"
+        subject = f"counting channel {self.name!r}"
         if len({len(count) for count in counts.values()}) > 1:
-            found = ", ".join(f"{len(count)} {verb}" for verb, count in counts.items())
-            raise ProtocolError(what, "the same number of partitions", found)
+            counted = ", ".join(f"{len(count)} {verb}" for verb, count in counts.items())
+            raise ProtocolError(subject, "the same number of partitions", counted)
         for verb, count in counts.items():
             if min(count, default=0) < 0:
-                raise ProtocolError(what, "no count below 0", f"{min(count)} {verb}")
+                raise ProtocolError(subject, "no count below 0", f"{min(count)} {verb}")
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalState:
-    """One version of each stage, and what every channel held between them.
+    """A version of each stage, and the records of every channel between them.
 
-    Raises `ProtocolError` where a channel's sender or receiver has no version.
+    Raises `ProtocolError` if a channel's sender or receiver has no version.
     """
 
     versions: Mapping[str, int]
@@ -57,63 +57,64 @@ class GlobalState:
         for channel in self.channels:
             for stage in (channel.sender, channel.receiver):
                 if stage not in self.versions:
-                    known = ", ".join(map(repr, sorted(self.versions))) or "no stage"
-                    raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage))
+                    stages = ", ".join(map(repr, sorted(self.versions))) or "no stage"
+                    raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {stages}", repr(stage))
 
 
 def violations(state: GlobalState) -> tuple[str, ...]:
-    """What makes the state inconsistent, one sentence each; empty when it is consistent.
+    """Return a sentence for each inconsistency of the state; empty if it is consistent.
 
-    Nothing may be consumed that was not sent, and what was sent is consumed, lost or in flight.
+    Every consumed record must have been sent, and every sent record is consumed, lost or in flight.
     """
-    found = []
+    sentences = []
     for channel in state.channels:
         sender = f"{channel.sender} at version {state.versions[channel.sender]}"
         receiver = f"{channel.receiver} at version {state.versions[channel.receiver]}"
         lost = channel.lost or (0,) * len(channel.sent)
         counts = zip(channel.sent, channel.consumed, lost, channel.in_flight, strict=True)
         for partition, (sent, consumed, gone, in_flight) in enumerate(counts):
-            place = f"{channel.name}[{partition}]"
-            had = f"consumed {consumed}, lost {gone}" if gone else f"consumed {consumed}"
+            partition_name = f"{channel.name}[{partition}]"
+            received = f"consumed {consumed}, lost {gone}" if gone else f"consumed {consumed}"
             if consumed + gone > sent:
-                found.append(f"{place}: {receiver} {had} records, but {sender} had sent only {sent}")
+                sentences.append(f"{partition_name}: {receiver} {received} records, but {sender} had sent only {sent}")
             elif sent != consumed + gone + in_flight:
-                found.append(
-                    f"{place}: {sender} sent {sent} records, but {receiver} {had} and {in_flight} are in flight"
+                sentences.append(
+                    f"{partition_name}: {sender} sent {sent} records, but {receiver} {received} and {in_flight} are in "
+                    "flight"
                 )
-    return tuple(found)
+    return tuple(sentences)
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The channels of one stage; users' topics are none."""
+    """Channels of one stage, without users' topics."""
 
     inputs: frozenset[str]
     outputs: frozenset[str]
 
 
 def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict[str, int] | None:
-    """The cut of one snapshot, as the version of each stage; None while a stage has not finished its part.
+    """Return the cut of a snapshot, as a version by stage; None while a stage has not finished.
 
-    `network` has all stages by name; `finished`, of each that awaits no marker any more, the version that it recorded.
-    Raises `ProtocolError` where no snapshot of this network would complete: it is empty, a channel has no writer or
-    more than one, or channels lead in a circle.
+    `network` has all stages by name; `finished` has the recorded version of each stage that awaits no marker. Raises
+    `ProtocolError` if no snapshot of this network can complete: it is empty, a channel has no writer or more than one,
+    or channels form a cycle.
     """
-    what = "the network cannot be recorded"
+    problem = "the network cannot be recorded"
     if not network:
-        raise ProtocolError(what, "at least one stage", "none")
+        raise ProtocolError(problem, "at least one stage", "none")
     writers = Counter(channel for ports in network.values() for channel in ports.outputs)
     for channel in sorted(writers.keys() | {name for ports in network.values() for name in ports.inputs}):
         if writers[channel] != 1:
-            raise ProtocolError(what, f"one stage that writes channel {channel!r}", str(writers[channel]))
+            raise ProtocolError(problem, f"one stage that writes channel {channel!r}", str(writers[channel]))
     # Every process records when markers can reach it from an initiator (Chandy and Lamport, section 3.3). They allow
-    # circles; but there the marker of a forgotten snapshot would go round, beginning it anew for ever.
+    # cycles; but in a cycle, the marker of a forgotten snapshot would circulate forever and restart the snapshot.
     reached: set[str] = set()
     marked: set[str] = set()
     while new := {name for name in network.keys() - reached if network[name].inputs <= marked}:
         reached |= new
         marked |= {channel for name in new for channel in network[name].outputs}
     if reached != network.keys():
-        found = ", ".join(map(repr, sorted(network.keys() - reached)))
-        raise ProtocolError(what, "no stage in or behind a circle of channels", found)
+        unreached = ", ".join(map(repr, sorted(network.keys() - reached)))
+        raise ProtocolError(problem, "no stage in or after a cycle of channels", unreached)
     return {stage: finished[stage] for stage in network} if network.keys() <= finished.keys() else None

@@ -1,4 +1,4 @@
-"""A process: one stage's side of the protocol. It does not know which stage it is."""
+"""A process: one stage's part of the protocol, independent of the stage."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,16 +18,16 @@ from .state import Effect, Phase, Role, Signal, marker_signal, records_signal, t
 
 
 class Process:
-    """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.
+    """Records its state at the first marker of a snapshot, forwards the marker, and captures in-flight records.
 
-    All actions that one commit's events give belong in that commit. When the commit did not happen, this object is
-    ahead of the truth: make another from the last commit that did.
+    All actions for the events of one commit belong in that commit. If the commit fails, discard this object and create
+    a process from the last successful commit.
 
     Args:
-        inputs: The channels it reads; none for a stage that reads only users' topics.
-        outputs: The channels it writes.
-        recorded: What the property of that name was at the last commit. Raises `ProtocolError` where a snapshot awaits
-            a marker on a channel that is no input.
+        inputs: Channels that the process reads; empty for a stage that reads only users' topics.
+        outputs: Channels that the process writes.
+        recorded: Value of the property `recorded` at the last commit. Raises `ProtocolError` if a snapshot awaits a
+            marker on a channel that is no input.
     """
 
     __slots__ = ("_inputs", "_outputs", "_role", "_snapshots", "_unknown")
@@ -48,15 +48,15 @@ class Process:
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:
-        """Every snapshot recorded and not forgotten, with the channels whose marker it awaits.
+        """Channels whose marker is awaited, by snapshot, for each snapshot recorded and not forgotten.
 
-        This is all there is to store. A process that awaits none has done its part. For those that nobody asks for any
-        more, `Forgotten` is due: also when it was received before, for a later marker begins the snapshot anew.
+        This is the complete state to store. A snapshot without awaited channels is finished. `Forgotten` is due for
+        each snapshot that is no longer requested, even if received before: a later marker begins the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 
     def receive(self, event: Event) -> tuple[Action, ...]:
-        """What to do about `event`, in order. Raises `ProtocolError` for one that is illegal here, changing nothing."""
+        """Return the actions for `event`, in order. Raises `ProtocolError` for an illegal event, changing nothing."""
         match event:
             case Requested(snapshot):
                 return self._advance(snapshot, Signal.REQUEST)
@@ -73,8 +73,8 @@ class Process:
                 return tuple(actions)
             case Forgotten(snapshot):
                 return self._advance(snapshot, Signal.FORGET)
-        known = "Requested, BatchArrived, MarkerArrived or Forgotten"
-        raise ProtocolError("a process received what it does not know", known, repr(event))
+        event_types = "Requested, BatchArrived, MarkerArrived or Forgotten"
+        raise ProtocolError("a process received what it does not know", event_types, repr(event))
 
     def _advance(
         self, snapshot: str, signal: Signal, *, arrived: str = "", late: Capture | None = None
@@ -96,8 +96,8 @@ class Process:
                     actions.append(late)
         return tuple(actions)
 
-    def _check_input(self, channel: str, what: str) -> None:
+    def _check_input(self, channel: str, context: str) -> None:
         if channel not in self._inputs:
-            known = " or ".join(map(repr, sorted(self._inputs)))
-            expected = f"it on {known}" if known else "none, for this process reads no channel"
-            raise ProtocolError(what, expected, f"it on {channel!r}")
+            inputs = " or ".join(map(repr, sorted(self._inputs)))
+            expected = f"it on {inputs}" if inputs else "none, for this process reads no channel"
+            raise ProtocolError(context, expected, f"it on {channel!r}")

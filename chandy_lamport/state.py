@@ -1,10 +1,10 @@
-"""The law: every transition of the protocol is a row of the one table in this file.
+"""State machine of the protocol: every transition is a row of the table in this file.
 
-A row is about one snapshot and one process: in this phase, this signal leads to that phase and asks for these steps,
-in their order. Snapshots do not know each other, so any number of them may overlap. What has no row is illegal.
+A row is about one snapshot and one process: in a phase, a signal leads to a new phase and to effects, in order.
+Snapshots are independent, so any number of them may overlap. A signal without a row is illegal.
 
-`Process` only turns events into signals (by `marker_signal` and `records_signal`), keeps the phase that the table
-answers, and turns steps into actions. It decides nothing.
+`Process` maps events to signals (`marker_signal` and `records_signal`), stores the phase, and maps effects to actions.
+It has no logic of its own.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from .events import ProtocolError
 
 
 class Role(Enum):
-    """Which kind of process."""
+    """Kind of process."""
 
     SOURCE = "a process without channel inputs"
     READER = "a process with channel inputs"
 
 
 class Phase(Enum):
-    """How far the process is with one snapshot."""
+    """Progress of a process with one snapshot."""
 
     UNKNOWN = "does not know"
     CAPTURING = "has recorded its state and awaits markers for"
@@ -30,7 +30,7 @@ class Phase(Enum):
 
 
 class Signal(Enum):
-    """What an event means to one snapshot."""
+    """Meaning of an event for one snapshot."""
 
     REQUEST = "Requested"
     MARKER = "MarkerArrived on an awaited channel"
@@ -42,7 +42,7 @@ class Signal(Enum):
 
 
 class Effect(Enum):
-    """What a transition asks for."""
+    """Step that a transition requires."""
 
     RECORD = auto()
     SEND_MARKERS = auto()
@@ -58,7 +58,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
         Signal.REQUEST: (Phase.FINISHED, ()),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
-    # The first marker records at once, whatever the other inputs do: nobody ever waits.
+    # The first marker records at once, independently of the other inputs: no input is blocked.
     (Role.READER, Phase.UNKNOWN): {
         Signal.MARKER: (Phase.CAPTURING, (Effect.RECORD, Effect.SEND_MARKERS)),
         Signal.LAST_MARKER: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),
@@ -81,7 +81,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
 
 
 def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Effect, ...]]:
-    """Look the row up, or raise `ProtocolError` where there is none; `snapshot` is for the message only."""
+    """Look up the new phase and the effects. Raises `ProtocolError` without a row; `snapshot` is for its message."""
     rows = TRANSITIONS[role, phase]
     if signal not in rows:
         raise ProtocolError(
@@ -93,12 +93,12 @@ def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple
 
 
 def marker_signal(channel: str, awaited: frozenset[str]) -> Signal:
-    """What a marker on `channel` means while the markers of `awaited` have not arrived."""
+    """Return the signal of a marker on `channel` while the markers of `awaited` are missing."""
     if channel not in awaited:
         return Signal.REPEATED_MARKER
     return Signal.MARKER if awaited - {channel} else Signal.LAST_MARKER
 
 
 def records_signal(channel: str, awaited: frozenset[str]) -> Signal:
-    """What records on `channel` mean while the markers of `awaited` have not arrived."""
+    """Return the signal of records on `channel` while the markers of `awaited` are missing."""
     return Signal.RECORDS if channel in awaited else Signal.LATER_RECORDS

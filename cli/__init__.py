@@ -1,5 +1,5 @@
-"""The command line: typer verbs of a few lines that call the Python API's client and hand the result to an output.
+"""The command line: short typer verbs that call the Python API's client and print the result.
 
-What may not live here: any knowledge of how state is stored, cut or moved (`client` calls what has it), and any heavy
-import at a module's top: a verb imports what it needs when it runs, so that `--help` is there at once.
+Not here: knowledge of how state is stored, cut or moved (`client` calls the code that has it), and heavy imports at a
+module's top. A verb imports what it needs when it runs, so that `--help` is fast.
 """

@@ -1,4 +1,4 @@
-"""Groups of commands: what their help lists, and what is said about a word that is no command of them."""
+"""Groups of commands: the commands their help lists, and suggestions for an unknown command."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,59 +7,59 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import NotFound, Usage
-from .synonyms import SYNONYMS, meant
+from .synonyms import SYNONYMS, commands_for
 
-_FIRST = "slackwater.first_word"
-"""Where a context keeps the first word behind a verb."""
+_FIRST_WORD = "slackwater.first_word"
+"""Key of a context's first word after the verb."""
 
 
-_BELOW_ZERO = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
-"""A word of a command line that is a number, or a time before now, and no option."""
+_NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
+"""A negative number or a relative time such as -5m, which is an argument and not an option."""
 
 
 class Verb(TyperCommand):
-    """A verb that takes numbers below zero for what they are: no option is called so."""
+    """A verb that accepts negative numbers as arguments, because no option is named by a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put such numbers behind the options, where they are arguments."""
-        return super().parse_args(ctx, self._sorted(args) if any(map(_BELOW_ZERO.fullmatch, args)) else args)
+        """Parse the arguments, with negative numbers moved behind the options."""
+        return super().parse_args(ctx, self._options_first(args) if any(map(_NEGATIVE.fullmatch, args)) else args)
 
-    def _sorted(self, args: list[str]) -> list[str]:
+    def _options_first(self, args: list[str]) -> list[str]:
         """Return the same words, options with their values first, and arguments behind `--`."""
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
-        options, arguments, rest = list[str](), list[str](), list(args)
-        while rest:
-            word = rest.pop(0)
+        options, arguments, remaining = list[str](), list[str](), list(args)
+        while remaining:
+            word = remaining.pop(0)
             if word == "--":
-                arguments += rest
+                arguments += remaining
                 break
-            if not word.startswith("-") or word == "-" or _BELOW_ZERO.fullmatch(word):
+            if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
                 arguments.append(word)
                 continue
             options.append(word)
-            if word in with_value and rest:
-                options.append(rest.pop(0))
+            if word in with_value and remaining:
+                options.append(remaining.pop(0))
         return [*options, "--", *arguments]
 
 
 class Group(TyperGroup):
-    """Commands under a name. Its help cuts no line, and a word that is no command leads to the right one."""
+    """Named group of commands. Its help truncates no line, and an unknown command gets a suggestion."""
 
     sections: Mapping[str, Sequence[str]] = {}
-    """The headings of its help, and the commands under each; empty for one heading."""
+    """Command names by heading of the help. If empty, all commands are under one heading."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first sentence of each command, whole."""
+        """Write the whole first sentence of each command's help."""
         names = self.list_commands(ctx)
         width = max(map(len, names), default=0)
         for title, some in (self.sections or {"Commands": names}).items():
             with formatter.section(title):
-                # All columns begin at the same place.
+                # Align the columns of all sections.
                 rows = [(name.ljust(width), _sentence(self.get_command(ctx, name))) for name in some]
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of the first word. Raises `Usage` for another word, with what may be meant."""
+        """Find the command of the first word. Raises `Usage` for an unknown command, with suggestions."""
         word = args[0]
         if not ctx.resilient_parsing and not word.startswith("-") and self.get_command(ctx, word) is None:
             path = f"slackwater {_path(ctx)}".strip()
@@ -68,63 +68,68 @@ class Group(TyperGroup):
 
 
 class Either(Group):
-    """A verb with arguments and options, unless the first word is one of its own verbs."""
+    """Verb with arguments and options of its own, and with subcommands."""
 
     allow_interspersed_args = True
     allow_extra_args = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the first word as a verb, or all words as arguments and options."""
+        """Take the first word as a subcommand, or all words as arguments and options."""
         if args and args[0] in self.commands:
             ctx.invoked_subcommand, ctx.args = args[0], args[1:]
             return args[1:]
-        ctx.meta[_FIRST] = args[0] if args else ""
+        ctx.meta[_FIRST_WORD] = args[0] if args else ""
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb, or the one of its own. What fails because of a word that is no app may mean another verb."""
+        """Run the verb or its subcommand. If the first word is no app, suggest the subcommand that may be meant."""
         if ctx.invoked_subcommand is None:
             try:
                 return super().invoke(ctx)
             except (NotFound, Usage) as error:
-                if ctx.meta[_FIRST] in SYNONYMS and (found := _hint(ctx, ctx.meta[_FIRST], self, own=True)):
-                    error.hint = "; or ".join(filter(None, (error.hint, f"you may mean {found}")))
+                if ctx.meta[_FIRST_WORD] in SYNONYMS and (
+                    suggestion := _hint(ctx, ctx.meta[_FIRST_WORD], self, own=True)
+                ):
+                    error.hint = "; or ".join(filter(None, (error.hint, f"you may mean {suggestion}")))
                 raise
-        command, words = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
-        # Not below this verb, whose arguments its usage would show.
-        with command.make_context(words, list(ctx.args), parent=ctx.parent) as inner:
+        command, command_path = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
+        # The parent is not this verb, or the usage line would show this verb's arguments.
+        with command.make_context(command_path, list(ctx.args), parent=ctx.parent) as inner:
             return command.invoke(inner)
 
 
 def _path(ctx: Any) -> str:
-    """The words that lead to a group; empty for all verbs."""
+    """Return the words that lead to a group. Empty for the root group."""
     return str(ctx.command_path.removeprefix(ctx.find_root().command_path).strip())
 
 
 def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
-    """Commands that a word may mean, one with what it does; empty where nothing comes near. `own` are the group's."""
+    """Return the commands that a word may mean, a single one with its description; empty without a match.
+
+    With `own`, only commands of this group.
+    """
     root, path = ctx.find_root(), _path(ctx)
     if path and not own and word in root.command.list_commands(root):
-        return _described(ctx, root, word)
-    found = meant(word, path, group.list_commands(ctx))
+        return _describe(ctx, root, word)
+    matches = commands_for(word, path, group.list_commands(ctx))
     if own:
-        found = tuple(each for each in found if f"{each} ".startswith(f"{path} "))
-    if len(found) == 1:
-        return _described(ctx, root, found[0])
-    return " or ".join(f"slackwater {command}" for command in found)
+        matches = tuple(command for command in matches if f"{command} ".startswith(f"{path} "))
+    if len(matches) == 1:
+        return _describe(ctx, root, matches[0])
+    return " or ".join(f"slackwater {command}" for command in matches)
 
 
-def _described(ctx: Any, root: Any, words: str) -> str:
+def _describe(ctx: Any, root: Any, path: str) -> str:
     command = root.command
-    for word in words.split():
+    for word in path.split():
         if word.startswith("-"):
-            return f"slackwater {words}"
+            return f"slackwater {path}"
         command = command.get_command(ctx, word)
     sentence = _sentence(command).rstrip(".")
-    return f"slackwater {words}: {sentence[0].lower()}{sentence[1:]}"
+    return f"slackwater {path}: {sentence[0].lower()}{sentence[1:]}"
 
 
 def _sentence(command: Any) -> str:
-    """The first sentence of a command's help, in one line."""
+    """Return the first sentence of a command's help, in one line."""
     first, end, _ = " ".join((command.help or "").strip().partition("\n\n")[0].split()).partition(". ")
     return f"{first}{end.strip()}"

@@ -1,6 +1,6 @@
-"""The `slackwater` command: its verbs, and the boundary at which whatever escapes them is one sentence and a code.
+"""The `slackwater` command: its verbs, and the boundary that prints any error as one sentence with an exit code.
 
-Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of our output went away.
+Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of the output went away.
 """
 
 import sys
@@ -25,12 +25,12 @@ _PIPE_CLOSED = 141
 
 
 def _print_usage(error: Any, args: Sequence[str]) -> None:
-    """What typer found wrong with the words of a command line, in which these words may be repeated."""
+    """Print a usage error that typer found in a command line. `args` are the words of that command line."""
     if "--json" in args:
         terminal.Printer(as_json=True).failure(Usage(error.format_message()))
         return
     context = error.ctx
-    # The one that brings the help instead of a sentence; typer does not export it.
+    # This error carries the help text; typer does not export its class.
     if type(error).__name__ == "NoArgsIsHelpError":
         terminal.print_parts(context.get_help().splitlines(), stderr=True)
         return
@@ -42,12 +42,12 @@ def _print_usage(error: Any, args: Sequence[str]) -> None:
 
 
 class _Verbs(Group):
-    """A group that imports its verbs on demand and runs them inside the error boundary."""
+    """Group that imports its verbs on demand and runs them inside the error boundary."""
 
     sections = SECTIONS
 
-    _words: tuple[str, ...] = ()
-    """Those of the command line, in which an error may be told for machines."""
+    _args: tuple[str, ...] = ()
+    """Words of the command line, to see whether errors are printed as JSON."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -63,30 +63,30 @@ class _Verbs(Group):
         return self.commands.get(cmd_name)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        self._words = tuple(args)
+        self._args = tuple(args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except UsageError as error:
-            _print_usage(error, self._words)
+            _print_usage(error, self._args)
             raise typer.Exit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb's body. What leaves it is what typer itself prints, or `typer.Exit` with the code that fits."""
+        """Run a verb. Raises only errors that typer prints itself, and `typer.Exit` with the exit code."""
         try:
             result = super().invoke(ctx)
             terminal.flush()
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
-            terminal.silence()
+            terminal.silence_stdout()
             raise typer.Exit(_PIPE_CLOSED) from None
         except UsageError as error:
-            _print_usage(error, self._words)
+            _print_usage(error, self._args)
             raise typer.Exit(2) from None
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            terminal.Printer(as_json="--json" in self._words).failure(error)
+            terminal.Printer(as_json="--json" in self._args).failure(error)
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)
             raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
@@ -130,9 +130,9 @@ def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
-    terminal.handle_everything()
+    terminal.install_handlers()
     quick.own_process()
-    quick.plain_words()
+    quick.install_fast_params()
     try:
         _run()
     except SystemExit as ended:
@@ -150,7 +150,7 @@ def _run() -> None:
         try:
             terminal.flush()
         except BrokenPipeError:
-            terminal.silence()
+            terminal.silence_stdout()
 
 
 if __name__ == "__main__":

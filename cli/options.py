@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, so that they are spelled and explained once."""
+"""Options and arguments that several verbs share, so that each is spelled and explained once."""
 
 import inspect
 import re
@@ -14,27 +14,27 @@ from ..errors import Usage
 
 A = TypeVar("A")
 Many = list[str] | None
-"""The values of an option that may be repeated."""
+"""Values of an option that may be repeated."""
 
 
 def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
-    """A positional argument; required without a default."""
+    """Return a positional argument. Without a default, the argument is required."""
     return typer.Argument(default, metavar=metavar, help=explanation, show_default=False)
 
 
 def flag(name: str, explanation: str, *short: str) -> Any:
-    """An option without a value, False unless it is given."""
+    """Return an option without a value, False by default."""
     return typer.Option(False, name, *short, help=explanation)
 
 
 def option(metavar: str | None, explanation: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
-    """An option with a value; `name` where it is not its argument's, `more` as `typer.Option` has it."""
+    """Return an option with a value. `name` overrides the parameter's name; `more` goes to `typer.Option`."""
     names, is_shown = [name] if name else [], default not in (None, ..., "")
     return typer.Option(default, *names, metavar=metavar, help=explanation, show_default=is_shown, **more)
 
 
-def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a declared parameter as an option of a verb; any other parameter as it is."""
+def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a declared parameter as a typer option. Returns any other parameter unchanged."""
     if (param := param_of(parameter)) is None:
         return parameter
     kind, default = kind_of(parameter.annotation), parameter.default
@@ -42,8 +42,8 @@ def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     if kind is bool:
         return parameter.replace(annotation=bool, default=flag(name, param.help))
     if (unit_ms := _unit_ms(parameter, param)) and default is not None:
-        said = span(param.help, round(default * unit_ms), name=name, bare_seconds=unit_ms > 1)
-        return parameter.replace(annotation=int, default=said)
+        span_option = span(param.help, round(default * unit_ms), name=name, bare_seconds=unit_ms > 1)
+        return parameter.replace(annotation=int, default=span_option)
     if unit_ms:
         return parameter.replace(annotation=int | None, default=span(param.help, name=name))
     limits = {word: param.limits[limit] for limit, word in (("ge", "min"), ("le", "max")) if limit in param.limits}
@@ -57,7 +57,7 @@ def of_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def value_of(parameter: inspect.Parameter, value: Any) -> Any:
-    """Return what was typed for a declared parameter as the declaration has it. Raises as `pairs`."""
+    """Convert the typed value of a declared parameter to the type of its declaration. Raises as `pairs` does."""
     if (param := param_of(parameter)) is None:
         return value
     if param.pair:
@@ -72,7 +72,7 @@ def _is_repeated(parameter: inspect.Parameter, param: Param) -> bool:
 
 
 def _unit_ms(parameter: inspect.Parameter, param: Param) -> int:
-    """Return of how many milliseconds a span of time is given in multiples; 0 for a parameter that is none."""
+    """Return the milliseconds in one unit of a parameter that is a time span; 0 for any other parameter."""
     unit = parameter.name.rpartition("_")[2] if param.metavar is None else ""
     return {"s": 1_000, "ms": 1}.get(unit, 0)
 
@@ -105,19 +105,19 @@ PY_FILES = option("FILES", "Python files and zips that the program imports, comm
 
 
 def program(explanation: str, otherwise: str = "") -> Any:
-    """The option for a program's file, and what else there is by default than that of the settings."""
+    """Return the option for a program's file. `otherwise` extends the sentence about the default."""
     text = f"{explanation} Default: [programs] of slackwater.toml{otherwise}."
-    return option("FILE", text, callback=_that_are_there)
+    return option("FILE", text, callback=_check_files)
 
 
 def programs(explanation: str) -> Any:
-    """The option for the files of several programs."""
+    """Return the option for the files of several programs."""
     text = f"{explanation} May be repeated. Default: [programs] of slackwater.toml."
-    return option("FILE", text, name="--code", callback=_that_are_there)
+    return option("FILE", text, name="--code", callback=_check_files)
 
 
-def _that_are_there(value: A) -> A:
-    """Return the option's value once its files are there. Raises as `program_file`."""
+def _check_files(value: A) -> A:
+    """Check that the option's files exist, and return its value. Raises as `program_file` does."""
     files: list[Any] = value if isinstance(value, list) else [value] if value is not None else []
     for file in files:
         program_file(file)
@@ -127,9 +127,9 @@ def _that_are_there(value: A) -> A:
 def span(
     explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
 ) -> Any:
-    """An option that takes a span of time of at least `least_ms`, for an argument in milliseconds.
+    """Return an option that parses a time span of at least `least_ms` into milliseconds.
 
-    With `bare_seconds`, a number alone is taken, too, as seconds. The help says how spans are written.
+    With `bare_seconds`, a plain number is accepted as seconds. The help shows how spans are written.
     """
 
     def parsed(text: str | int) -> int:
@@ -156,66 +156,67 @@ def span(
     )
 
 
-def pairs(option: str, given: Many, shape: str, example: str) -> dict[str, str]:
-    """The two sides of each `NAME=OTHER`. Raises `Usage` where one has another shape, or a name stands there twice."""
-    found: dict[str, str] = {}
-    for pair in given or ():
+def pairs(option: str, values: Many, shape: str, example: str) -> dict[str, str]:
+    """Parse options of the shape `NAME=OTHER` into a dict. Raises `Usage` for another shape or a repeated name."""
+    pairs_by_name: dict[str, str] = {}
+    for pair in values or ():
         name, equals, other = pair.partition("=")
         if not (name and equals and other):
             raise Usage(f"{option} {pair!r} is not {shape}", hint=f"for example {option} {example}")
-        if found.setdefault(name, other) != other:
-            raise Usage(f"{option} names {name!r} twice: as {found[name]!r} and as {other!r}")
-    return found
+        if pairs_by_name.setdefault(name, other) != other:
+            raise Usage(f"{option} names {name!r} twice: as {pairs_by_name[name]!r} and as {other!r}")
+    return pairs_by_name
 
 
 KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 
 
-def keys_asked(where: str, words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
-    """Keys as the client takes them: those of `--key`, or the one that is written as `APP/TABLE KEY`.
+def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
+    """Return keys as the client takes them, from `--key` options or from `APP/TABLE KEY`.
 
-    Raises `Usage` where both are, where there is a table without a key or the other way round, and for a moment: what
-    is asked is of all versions.
+    Raises `Usage` if both are given, for a table without a key, a key without a table, and for a ref with a moment: the
+    verb covers all versions.
     """
     app, at, _ = where.partition("@")
     app, _, table = app.partition("/")
     if at:
-        raise Usage(f"this is of all versions of an app; expected APP or APP/TABLE KEY, found {where}")
-    if bool(table) != bool(words):
-        found = f"{app}/{words[0]} {' '.join(words[1:]) or 'KEY'}" if words else f"{where} KEY"
-        raise Usage(f"{where!r} {'names no table of the key' if words else 'has no key'}", hint=f"write {found}")
-    if not words:
+        raise Usage(f"this covers all versions of an app; expected APP or APP/TABLE KEY, found {where}")
+    if bool(table) != bool(key_words):
+        example = f"{app}/{key_words[0]} {' '.join(key_words[1:]) or 'KEY'}" if key_words else f"{where} KEY"
+        raise Usage(f"{where!r} {'names no table of the key' if key_words else 'has no key'}", hint=f"write {example}")
+    if not key_words:
         return [*keys]
     if keys or files:
         raise Usage(
             "keys are given twice: as APP/TABLE KEY, and by an option",
             hint=f"give all of them by options: {app} --key {table}=KEY",
         )
-    return [f"{table}={words[0]}"] if len(words) == 1 else {table: [key_values([*words])]}
+    return [f"{table}={key_words[0]}"] if len(key_words) == 1 else {table: [key_values([*key_words])]}
 
 
 def key_values(key: list[str]) -> tuple[str | None, ...]:
-    """The values of a `Key`, None for those that are null."""
+    """Parse the words of a key argument. None stands for a null value."""
     from ..snapshot.query.key_text import value_of
 
     return tuple(map(value_of, key))
 
 
 _WIDTH = 76
-"""Characters of an example's line: the help indents it, and fits 80 columns."""
+"""Maximum characters in a line of an example: indented by the help, a line fits 80 columns."""
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 def examples(*lines: str) -> str:
-    """An epilog for a verb's help. The mark in its first line keeps the help formatter from refilling it.
+    """Return an epilog of examples for a verb's help.
 
-    An example that is longer than a line has its comment above it, and goes on behind a backslash.
+    A backspace in the first line keeps the help formatter from refilling the text. An example that is too long for a
+    line gets its comment above it and is broken with backslashes.
     """
-    fitting = (f"  {part}" for line in lines for part in _fitting(line))
+    fitting = (f"  {part}" for line in lines for part in _wrap(line))
     return "\n".join(("\b", "Example:" if len(lines) == 1 else "Examples:", *fitting))
 
 
-def _fitting(line: str) -> Iterator[str]:
+def _wrap(line: str) -> Iterator[str]:
     if len(line) <= _WIDTH:
         yield line
         return

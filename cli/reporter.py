@@ -1,7 +1,7 @@
-"""What a run shows beside its commits: what it is doing, whether it waits, what an end waits for.
+"""Progress of a run beside its commits: what it is doing, whether it is idle, and what a stop waits for.
 
-On a terminal one live line on standard error; elsewhere a line when something takes a second, one when nothing comes
-in, and another a minute later.
+On a terminal this is one live line on stderr. Elsewhere it is a line when something takes a second, a line when no
+records come in, and another one every minute.
 """
 
 import logging
@@ -30,9 +30,9 @@ _STOPPING_AGAIN_S = 2.0
 
 
 class Reporter(Listener):
-    """Takes from any thread what goes on, and prints it from its own.
+    """Listener that takes events from any thread and prints progress from its own.
 
-    It is `live` where standard error is a terminal on which a line can be redrawn.
+    With `live`, stderr is a terminal on which a line can be redrawn.
     """
 
     def __init__(self, output: terminal.Printer, *, live: bool) -> None:
@@ -43,63 +43,63 @@ class Reporter(Listener):
         self._since = time.monotonic()
         self._last_commit: float | None = None
         self._last_doing = ""
-        """The last line about what goes on."""
+        """Last printed line about the current activity."""
         self._last_idle: dict[str, float] = {}
-        """When there was a line of each kind last, by its first word."""
+        """Time of the last idle line of each kind, by the line's first word."""
         self._batches = False
         self._stop_asked: float | None = None
         self._last_stopping = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
 
-    def doing(self, what: str) -> None:
-        """What goes on from now on; empty once nothing is to be said but whether records come in."""
+    def doing(self, activity: str) -> None:
+        """Set the current activity. If empty, only idle lines are printed."""
         with self._lock:
-            if what != self._doing:
-                self._doing, self._since = what, time.monotonic()
+            if activity != self._doing:
+                self._doing, self._since = activity, time.monotonic()
 
     def running(self, *_args: object) -> None:
-        """From now on, to stop is to let batches end."""
+        """Note that batches run, so that a stop waits for them."""
         self._batches = True
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
-        """How far the stages are."""
+        """Set the lag of each stage, which idle lines show."""
         self._lags = stages
 
     def committed(self, batch: "BatchReport") -> None:
-        """A commit, as a line."""
+        """Print a line for a committed batch."""
         from ..client.show.programs import commit_line
 
         self.show(batch, commit_line(batch))
 
     def show(self, data: object, line: str) -> None:
-        """A commit."""
+        """Print a line for a commit."""
         with self._lock:
             self._last_commit = time.monotonic()
             self.draw("")
             self._output.show(Result(data, line))
 
     def note(self, line: str) -> None:
-        """A line beside the commits."""
+        """Print a line between the commits."""
         with self._lock:
             self.draw("")
             self._output.note(line)
 
     def collected(self, done: "Collected") -> None:
-        """What went; nothing where that is nothing."""
+        """Print what garbage collection deleted, if anything."""
         if done.objects:
             self.note(f"gc: collected {formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}")
 
     def asked(self, stop: "Stop") -> None:
-        """Somebody asked to stop; says so at once."""
+        """Print that a stop was requested."""
         if stop.now.is_set():
-            self.note("stopping now: what is not committed is dropped whole, and read again by the next run")
+            self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
-        self.note("stopping: the batch under way ends first" if self._batches else "stopping: no batch is under way")
+        self.note("stopping after the current batch" if self._batches else "stopping: no batch is running")
         self._stop_asked = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:
-        """Say what is due."""
+        """Print the progress line that is due."""
         with self._lock:
             now = time.monotonic()
             if self._stop_asked is not None:
@@ -107,12 +107,12 @@ class Reporter(Listener):
                     self._last_stopping = now
                     self.note(f"stopping: {self._doing or 'waiting'}, {now - self._stop_asked:.0f} s")
             elif self._doing:
-                words = f"{self._doing} …"
+                activity = f"{self._doing} …"
                 if self._live:
-                    self.draw(f"{words} {now - self._since:.0f} s")
-                elif words != self._last_doing and now - self._since >= _WORTH_A_LINE_S:
-                    self._last_doing = words
-                    self._output.note(words)
+                    self.draw(f"{activity} {now - self._since:.0f} s")
+                elif activity != self._last_doing and now - self._since >= _WORTH_A_LINE_S:
+                    self._last_doing = activity
+                    self._output.note(activity)
             elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
                 line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
                 kind = line.partition(" ")[0]
@@ -123,7 +123,7 @@ class Reporter(Listener):
                     self._output.note(line)
 
     def draw(self, text: str) -> None:
-        """The live line as it is now; empty to take it away."""
+        """Redraw the live line; an empty text removes it."""
         with self._lock:
             if self._live and text != self._drawn:
                 self._drawn = text
@@ -131,20 +131,20 @@ class Reporter(Listener):
 
 
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
-    """A line for a run that has committed nothing for `quiet_s`, or nothing at all."""
-    stopped = [one.stage for one in stages if one.running is False]
-    behind = [f"{one.stage} {formats.plural(one.records, one.unit)}" for one in stages if one.records]
-    all_read = stages and all(one.records is not None for one in stages)
-    words = f"behind: {', '.join(behind)}" if behind else "waiting for records"
-    if all_read and not behind:
-        words += ": everything is read"
-    words += "; no commit yet" if quiet_s is None else f"; no commit for {quiet_s:.0f} s"
-    return words + (f"; not running: {', '.join(stopped)}" if stopped else "")
+    """Return the line for a run without a commit for `quiet_s` seconds; None if there was no commit at all."""
+    stopped = [stage.stage for stage in stages if stage.running is False]
+    lagging = [f"{stage.stage} {formats.plural(stage.records, stage.unit)}" for stage in stages if stage.records]
+    all_read = stages and all(stage.records is not None for stage in stages)
+    line = f"behind: {', '.join(lagging)}" if lagging else "waiting for records"
+    if all_read and not lagging:
+        line += ": everything is read"
+    line += "; no commit yet" if quiet_s is None else f"; no commit for {quiet_s:.0f} s"
+    return line + (f"; not running: {', '.join(stopped)}" if stopped else "")
 
 
 @contextmanager
 def reporting(output: terminal.Printer) -> Iterator[Reporter]:
-    """A reporter for the time of a run. Machines get commits alone."""
+    """Yield a reporter for the duration of a run. With --json, only commits are printed."""
     if output.as_json and not terminal.logs_json():
         yield Reporter(output, live=False)
         return

@@ -1,4 +1,4 @@
-"""What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
+"""Session of a verb: settings, store, output, and the decorator that makes a command of a function."""
 
 import inspect
 import sys
@@ -16,7 +16,7 @@ from ..common.parameters import declaration_of, param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb
-from .quick import verb_begins
+from .quick import restore_plugins
 from .terminal import LogFormat, Printer, is_terminal, log_as
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Session(Printer):
-    """The output, and the options that verbs share. Nothing is read or opened before it is asked for."""
+    """A verb's output and shared options. Settings and store are read on first use."""
 
     def __init__(self, store: str | None, kafka: str | None, message: str = "", *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -35,11 +35,11 @@ class Session(Printer):
         self._kafka, self._message = kafka, message
 
     def show(self, result: "Result") -> None:
-        """Show the result, with commands to type next that reach the same store. Raises as `Printer.show`."""
+        """Show the result; suggested commands in it get this session's --store. Raises as `Printer.show` does."""
         super().show(result.with_flags(store_flag(self.store_option)))
 
     def recording(self) -> AbstractContextManager[None]:
-        """Inside, the log of operations gets the message with whatever is done. Raises `Usage` for one that is none."""
+        """Return a context in which operations are logged with --message. Raises `Usage` for an invalid message."""
         if not self._message:
             return nullcontext()
         from ..snapshot.take.audit_log import because
@@ -48,70 +48,70 @@ class Session(Printer):
 
     @cached_property
     def settings(self) -> "Settings":
-        """Where things are. Raises `Usage`."""
+        """Settings from options, environment and slackwater.toml. Raises `Usage` if they are invalid."""
         from ..settings import load
 
         return load(store=self.store_option, kafka=self._kafka)
 
     @cached_property
     def client(self) -> "Client":
-        """The Python API over the store that the settings name. Raises `Usage`."""
+        """Python API over the store that the settings name. Raises `Usage` without a store."""
         from ..client import Client
 
         return Client(self.settings, note=self.note, flags=store_flag(self.store_option))
 
     def app(self, ref: str) -> "StoredApp":
-        """The app of that name, or of a ref. Whether there is one, its methods find out."""
+        """Return the app of a name or ref, without checking that it exists."""
         return self.client.called(ref.partition("@")[0].partition("/")[0])
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
-        """The app and the name of a stage, written as `APP/STAGE`. Raises `Usage`."""
+        """Return the app and the stage name of `APP/STAGE`. Raises `Usage`."""
         from ..client.backends import names_of_stage
 
         app, stage = names_of_stage(text)
         return self.app(app), stage
 
     def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
-        """The app and the name of a table, written as `APP/TABLE`. Raises as `check_table`, also for a moment."""
+        """Return the app and the table name of `APP/TABLE`. Raises `Usage`, also for a ref with a moment."""
         from ..client.backends import names_of_stage
 
         check_table(text, key)
         app, table = names_of_stage(text, "table")
         return self.app(app), table
 
-    def asked_for_name(self, error: Protected) -> str:
-        """The name of a protected app, as a person types it. Raises the error where nobody can be asked."""
+    def prompt_for_name(self, error: Protected) -> str:
+        """Prompt for the name of a protected app and return the answer. Raises the error without a terminal."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
             raise error
         self.note(error.message)
-        return str(typer.prompt("the app's name, to do it all the same", err=True)).strip()
+        return str(typer.prompt("type the app's name to confirm", err=True)).strip()
 
     def close(self) -> None:
-        """Give back open files."""
+        """Close open files."""
         if "client" in self.__dict__:
             self.client.close()
 
 
 def check_table(text: str, key: Sequence[str]) -> None:
-    """Raise `Usage` where `text` is an app alone, and the first word of the key its table, perhaps."""
+    """Raise `Usage` if `text` is an app without a table and the key's first word may be the table."""
     app, at, moment = text.partition("@")
     if "/" not in app and key:
         table, *values = key
-        words = " ".join([f"{app}/{table}{at}{moment}", *values]) if values else f"{app}/TABLE{at}{moment} {table}"
-        raise Usage(f"{text!r} names no table; expected APP/TABLE and then the key", hint=f"write {words}")
+        corrected = " ".join([f"{app}/{table}{at}{moment}", *values]) if values else f"{app}/TABLE{at}{moment} {table}"
+        raise Usage(f"{text!r} names no table; expected APP/TABLE and then the key", hint=f"write {corrected}")
 
 
-_TELL_S = 1.0
-"""A person reads no faster."""
+_PROGRESS_S = 1.0
+"""Minimum seconds between two progress lines; a person reads no faster."""
 
 
-def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells of what it is told once a second, and not at first: most verbs are done by then."""
+def throttled(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes on at most one progress line per second, and none in the first second."""
     last_s = time.monotonic()
 
     def tell(line: str) -> None:
         nonlocal last_s
-        if time.monotonic() - last_s > _TELL_S:
+        if time.monotonic() - last_s > _PROGRESS_S:
             last_s = time.monotonic()
             progress(line)
 
@@ -119,7 +119,10 @@ def now_and_then(progress: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def group(explanation: str = "", *examples: str) -> typer.Typer:
-    """A verb that has verbs of its own; without an explanation it is one by itself, too: `verb(of=…, whole=True)`."""
+    """Return a typer app for a group of verbs.
+
+    Without an explanation, the group is a verb as well, which is declared with `verb(of=…, whole=True)`.
+    """
     if not explanation:
         metavar = "| COMMAND [ARGS]..."
         return typer.Typer(cls=Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
@@ -128,8 +131,8 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
     return app
 
 
-_LAST = {"yes_really": 2, "dry_run": 3}
-"""Options that come last in the help of each verb that has them."""
+_LAST_OPTIONS = {"yes_really": 2, "dry_run": 3}
+"""Options that come last in each verb's help, with their sort keys."""
 
 
 def verb(
@@ -145,19 +148,18 @@ def verb(
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
-    It has an option for each parameter of a declaration (`**options: Unpack[…]`), in the help behind those of its own
-    unless they are to be `declared_first`. In place of the session it has the
-    options that verbs share: --json, and --store and --kafka if it is to, and --message where it `changes` something,
-    which the log of operations tells, and --log-format where it `goes_on` for long. Where a function has `yes_really`,
-    and the app is protected, a person types its name when asked, and the function is called with it. The verb's
-    help ends with the examples. `of` is the group that it belongs to, `whole` makes it what the group itself does;
-    `name` is its name, where that is not the function's. Returns the typer app.
+    The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after its own
+    options unless `declared_first`. In place of the session it gets the shared options: --json; --store and --kafka
+    with `store` and `kafka`; --message if it `changes` something, for the log of operations; --log-format if it
+    `goes_on` for long. If the function has `yes_really` and the app is protected, the user is asked for the app's name,
+    and the function is called again with it. The help ends with `examples`. `of` is the group that the command belongs
+    to, `whole` makes it the group's own command, and `name` overrides the function's name. Returns the typer app.
     """
     app = of or typer.Typer(add_completion=False)
 
     def place(parameter: inspect.Parameter) -> int:
         is_declared = param_of(parameter) is not None
-        return _LAST.get(parameter.name, int(is_declared != declared_first))
+        return _LAST_OPTIONS.get(parameter.name, int(is_declared != declared_first))
 
     def register(body: Callable[..., None]) -> typer.Typer:
         def command(
@@ -169,21 +171,21 @@ def verb(
             as_json: bool = False,
             **own: Any,
         ) -> None:
-            verb_begins()
+            restore_plugins()
             log_as(log_format)
-            own = {name: options.value_of(known[name], value) for name, value in own.items()}
+            own = {name: options.value_of(by_name[name], value) for name, value in own.items()}
             with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
                 try:
                     body(session, **own)
                 except Protected as error:
                     if own.get("yes_really", "…"):
-                        raise  # it was typed, or cannot be
-                    body(session, **own | {"yes_really": session.asked_for_name(error)})
+                        raise  # the name was given, or the verb takes none
+                    body(session, **own | {"yes_really": session.prompt_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        known = {each.name: each for each in sorted(parameters_of(body), key=place)}
-        del known["session"]
-        parameters = [options.of_parameter(each).replace(kind=keyword) for each in known.values()]
+        by_name = {parameter.name: parameter for parameter in sorted(parameters_of(body), key=place)}
+        del by_name["session"]
+        parameters = [options.option_for(parameter).replace(kind=keyword) for parameter in by_name.values()]
         if store:
             parameters.append(inspect.Parameter("store", keyword, default=options.STORE, annotation=str | None))
         if kafka:
@@ -196,7 +198,7 @@ def verb(
             )
         parameters.append(inspect.Parameter("as_json", keyword, default=options.JSON, annotation=bool))
         command.__doc__ = body.__doc__ or declaration_of(body).__doc__
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         epilog = options.examples(*examples)
         if whole:
@@ -209,7 +211,7 @@ def verb(
 
 
 _RETRY_S = 5.0
-"""After so long what failed is tried again."""
+"""Seconds between retries after an error."""
 
 
 def repeat(
@@ -220,10 +222,10 @@ def repeat(
     *,
     ends: tuple[type[SlackwaterError], ...] = (),
 ) -> None:
-    """`act` whenever it is due, until somebody asks to stop.
+    """Call `act` whenever it is due, until a stop is requested.
 
-    What it raises is told once and tried again: storage will be there again, what is damaged may be mended, and nothing
-    is lost meanwhile. Raises those of the errors that `ends` names.
+    An error is printed once and `act` is retried: the store may come back and nothing is lost meanwhile. Raises only
+    errors of the types in `ends`.
     """
     last_error = ""
     while not stop.wait(max(0.0, (due_ms() - instants.now_ms()) / 1_000)):

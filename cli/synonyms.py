@@ -1,4 +1,4 @@
-"""Words that people type for a verb, as they know it from git, docker, kubectl or SQL, and what each is called here."""
+"""Words that people know from git, docker, kubectl or SQL, and the verbs of this command line that they may mean."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -60,21 +60,21 @@ _IN_GROUPS = {
     **dict.fromkeys(("app create", "app new", "app add"), ("run",)),
     **dict.fromkeys(("snapshot restore", "snapshot rollback"), ("rewind",)),
 }
-SYNONYMS = {word: commands for words, commands in _SYNONYMS.items() for word in words}
-"""By word, the commands that may be meant, the likeliest first, as they are typed behind `slackwater`."""
+SYNONYMS = {word: commands for synonyms, commands in _SYNONYMS.items() for word in synonyms}
+"""Candidate commands by word, likeliest first, as typed after `slackwater`."""
 
 
-def meant(word: str, group: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The commands that a word may mean which is none in a group, whose commands are `known`; `group` is empty for all.
+def commands_for(word: str, group: str, commands_of_group: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands that an unknown word may mean. `group` is the group it was typed in, empty for the root.
 
-    What the group has goes first: behind `snapshot`, `delete` means `snapshot rm`. Then come near spellings.
+    Commands of the group come first (`delete` in `snapshot` means `snapshot rm`), then commands of similar spelling.
     """
     word = word.lower()
     if special := _IN_GROUPS.get(f"{group} {word}"):
         return special
-    near = () if word in SYNONYMS else get_close_matches(word, {*known, *SYNONYMS}, n=3, cutoff=0.65)
-    if own := tuple(f"{group} {each}".strip() for each in near if each in known):
+    near = () if word in SYNONYMS else get_close_matches(word, {*commands_of_group, *SYNONYMS}, n=3, cutoff=0.65)
+    if own := tuple(f"{group} {command}".strip() for command in near if command in commands_of_group):
         return own
     commands = SYNONYMS.get(near[0] if near else word, ())
-    inside = tuple(each for each in commands if group and f"{each} ".startswith(f"{group} "))
+    inside = tuple(command for command in commands if group and f"{command} ".startswith(f"{group} "))
     return inside or commands

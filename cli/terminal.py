@@ -1,10 +1,10 @@
-"""The one way to the terminal: results as words and tables or as JSON, errors, notes and progress leave here.
+"""The only way to the terminal: results as text and tables or as JSON, errors, notes and progress.
 
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
-Everything is a line, and every line goes through `printable`: the only line breaks, colours and control characters that
-reach a terminal are those of this module, and of rich, which draws what was made printable before. A test sees to it
-that nothing else in the package writes to stdout or stderr.
+All output is lines, and each line goes through `printable`: line breaks, colours and control characters come only from
+this module, and from rich, which draws text that was made printable before. A test checks that nothing else in the
+package writes to stdout or stderr.
 """
 
 import logging
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 QUOTED = "  | "
-"""Before each line of text that is shown as it came: a query, the end of a log. No line of ours begins like this."""
+"""Prefix of each line of text that is quoted unchanged, such as a query or the end of a log."""
 
 _PIECE = select.PIPE_BUF // 4
-"""In characters of up to four bytes: a pipe takes such a piece whole or not at all."""
+"""Piece size in characters of up to four bytes: a pipe takes a piece of this size whole or not at all."""
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -41,23 +41,23 @@ _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
 LogFormat = Literal["text", "json"]
 Progress = Callable[..., None]
-"""Takes a line, what just happened or empty, and then blocks: the whole, shown in one place on a terminal."""
+"""Callable that takes a line about the last event (may be empty), and blocks that a terminal shows in one place."""
 
 
 class Printer:
-    """Where a verb hands its result: drawn by rich on a terminal, plain and whole elsewhere; or one JSON document."""
+    """Output of a verb: drawn by rich on a terminal, plain text elsewhere, or one JSON document."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
     def show(self, result: Result) -> None:
-        """The result. Raises `typer.Exit` where what was asked does not hold."""
+        """Show the result. Raises `typer.Exit` with 1 if the result is a failure."""
         self._print(result)
         if result.failed:
             raise typer.Exit(1)
 
     def _print(self, result: Result) -> None:
-        """The blocks, one under the other, and the notes on stderr; or the data, indented on a terminal."""
+        """Print the blocks, with the notes on stderr; or the data as JSON, indented on a terminal."""
         if logs_json() and not self.as_json:
             _write_log("INFO", "".join(map(plain, result.blocks)).rstrip("\n"), stderr=False, **_about(result.data))
         elif not self.as_json:
@@ -74,7 +74,7 @@ class Printer:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:
-        """What it yields shows results: on a terminal in one place, else one under the other."""
+        """Yield a function that shows results: in one place on a terminal, else one after the other."""
         if self.as_json or logs_json() or not is_terminal():
             yield self._print
             return
@@ -82,13 +82,13 @@ class Printer:
             yield lambda result: draw((*result.blocks, *result.notes))
 
     def note(self, line: str) -> None:
-        """A line on stderr; for machines nothing, unless they want the log: what matters to them is in the result."""
+        """Print a line on stderr. With --json nothing is printed, unless logs are JSON."""
         if not self.as_json or logs_json():
             print_note(line)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """The picture, in one place, on a terminal; else the lines, as notes."""
+        """Yield a function for progress: it redraws blocks in one place of a terminal, or prints the lines."""
         if self.as_json or logs_json() or not is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
@@ -96,12 +96,12 @@ class Printer:
             yield lambda line, *picture: draw(picture or (line,))
 
     def failure(self, error: Exception) -> None:
-        """The sentence, what it quotes, and the next step; for machines as `error` a name of `errors`, or "Bug"."""
+        """Print an error's sentence, quoted text and hint; as JSON with the error's class name, or "Bug"."""
         if isinstance(error, SlackwaterError):
             kind, sentence, quoted, hint = type(error).__name__, error.sentence, error.quoted, error.hint
         else:
-            words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            sentence, _, quoted = ", ".join((words, *getattr(error, "__notes__", ()))).partition("\n")
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            sentence, _, quoted = ", ".join((text, *getattr(error, "__notes__", ()))).partition("\n")
             kind, sentence, hint = "Bug", f"{_BUG}: {sentence}", _BUG_HINT
         if logs_json():
             whole = f"{sentence}\n{quoted}" if quoted else sentence
@@ -117,12 +117,12 @@ class Printer:
 
 
 def is_terminal(*, stderr: bool = False) -> bool:
-    """Whether somebody looks at what is printed."""
+    """Return True if stdout (or stderr) is a terminal."""
     return (sys.stderr if stderr else sys.stdout).isatty()
 
 
 def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
-    """Parts of a result, one under the other: drawn by rich on a terminal, plain and whole elsewhere."""
+    """Print blocks one after the other: drawn by rich on a terminal, plain text elsewhere."""
     if is_terminal(stderr=stderr):
         console = _console(stderr)
         for part in parts:
@@ -133,7 +133,7 @@ def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
 
 
 def print_note(line: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     if logs_json():
         _write_log("INFO", line)
     else:
@@ -145,38 +145,38 @@ _ABOUT = ("app", "stage", "version")
 
 
 def log_as(log_format: LogFormat) -> None:
-    """Have what is told of a verb under way be text for people, or one JSON object a line, from here on."""
+    """Set the format of log lines: text, or one JSON object per line."""
     global _log_format
     _log_format = log_format
 
 
 def logs_json() -> bool:
-    """Whether it is JSON."""
+    """Return True if log lines are JSON."""
     return _log_format == "json"
 
 
 def _write_log(level: str, message: str, *, stderr: bool = True, **more: object) -> None:
-    """A line of the log. What runs on this thread names its app, stage, version and span; `more` wins over these."""
+    """Print a log line as JSON, with this thread's app, stage, version and span unless `more` overrides them."""
     from ..common.instants import iso, now_ms
     from ..pipeline.telemetry.under_way import fields
 
-    said = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}
-    _print_json(encoded({name: value for name, value in said.items() if value is not None}).decode(), stderr=stderr)
+    entry = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}
+    _print_json(encoded({name: value for name, value in entry.items() if value is not None}).decode(), stderr=stderr)
 
 
 def _about(data: object) -> dict[str, object]:
-    """Of which app, stage and version a result is, where it says so."""
-    said = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
-    return {name: value for name, value in said.items() if value is not None}
+    """Return the app, stage and version of a result, as far as the result has them."""
+    about = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
+    return {name: value for name, value in about.items() if value is not None}
 
 
 def _print_json(document: str, *, stderr: bool = False) -> None:
-    """JSON, with the values that it has; characters that could steer a terminal are JSON's escapes."""
+    """Print JSON, with control characters escaped."""
     _write(f"{escaped_in_json(document)}\n", stderr)
 
 
 def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = "") -> None:
-    """`label: sentence` on stderr, under it text that is quoted line by line, then the next step."""
+    """Print `label: sentence` on stderr, then quoted text line by line, then the hint."""
     if is_terminal(stderr=True) and "NO_COLOR" not in os.environ:
         label = f"\x1b[1;31m{label}\x1b[0m"
     lines = [f"{label}: {printable(sentence)}", *_quoted(quoted)]
@@ -186,7 +186,7 @@ def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = ""
 
 
 def print_traceback(error: BaseException) -> None:
-    """Where an exception comes from, on stderr."""
+    """Print an exception's traceback on stderr."""
     text = "".join(traceback.format_exception(error))
     if logs_json():
         _write_log("ERROR", str(error), error=type(error).__qualname__, stacktrace=text)
@@ -196,7 +196,7 @@ def print_traceback(error: BaseException) -> None:
 
 @contextmanager
 def _live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Block]], None]]:
-    """On a terminal: what it yields draws parts in the place of those it drew before."""
+    """Yield a function that redraws blocks in one place of a terminal."""
     from rich.console import Group
     from rich.live import Live
 
@@ -206,22 +206,22 @@ def _live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable
 
 
 def redraw(line: str) -> None:
-    """One line on stderr, a terminal, in the place of the one before; empty to take it away."""
+    """Replace the current line of stderr, a terminal; an empty line removes it."""
     _write(f"\r\x1b[K{printable(line)[: max(1, get_terminal_size().columns - 1)]}", True)
 
 
 def flush() -> None:
-    """See that results leave this process. Raises `BrokenPipeError` when their reader has gone."""
+    """Flush stdout. Raises `BrokenPipeError` if the reader has gone."""
     sys.stdout.flush()
 
 
-def silence() -> None:
-    """Let the interpreter's last flush go nowhere instead of complaining about the closed pipe."""
+def silence_stdout() -> None:
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail on a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def handle_everything() -> None:
-    """From here on, what nobody else handles comes out here: log records, warnings, errors of threads."""
+def install_handlers() -> None:
+    """Print log records, warnings and thread errors that have no other handler."""
     logging.lastResort = Lines(print_note, quoting=True)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")
     sys.excepthook = lambda _kind, error, _trace: print_traceback(error)
@@ -229,7 +229,7 @@ def handle_everything() -> None:
 
 
 class Lines(logging.Handler):
-    """Warnings and errors of the log as lines, by `note`; with `quoting`, tracebacks are quoted under them."""
+    """Log handler that passes warnings and errors to `note`; with `quoting`, tracebacks are quoted below them."""
 
     def __init__(self, note: Callable[[str], None], *, quoting: bool) -> None:
         super().__init__(logging.WARNING)
@@ -237,7 +237,7 @@ class Lines(logging.Handler):
         self._quoting = quoting
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it."""
+        """Print a log record."""
         try:
             if logs_json():
                 error = record.exc_info[1] if record.exc_info else None
@@ -248,7 +248,7 @@ class Lines(logging.Handler):
             if self._quoting and record.exc_info and record.exc_info[1] is not None:
                 print_traceback(record.exc_info[1])
         except Exception:
-            # What cannot be shown must not end what it is about.
+            # A log record that cannot be printed must not stop the program.
             self.handleError(record)
 
 
@@ -259,15 +259,15 @@ def _console(stderr: bool) -> "Console":
 
 
 def _write(text: str, stderr: bool) -> None:
-    """In pieces: unbuffered, Python takes the part of a piece that a closed pipe took for the whole."""
+    """Write text in pieces. Unbuffered, Python cannot tell a piece that a closed pipe cut short from a whole one."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
-        # Not every terminal has our words' characters.
+        # Some terminals cannot encode all characters of our output.
         text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
     stream.writelines(text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
     stream.flush()
 
 
 def _quoted(text: str) -> list[str]:
-    # Only at \n: other line breaks are characters that are written out.
+    # Split only at \n: `printable` escapes other line breaks.
     return [f"{QUOTED}{printable(line)}".rstrip() for line in text.rstrip("\n").split("\n")] if text else []

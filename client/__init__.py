@@ -1,8 +1,8 @@
-"""The Python API over stored apps: what the command line's verbs do, for notebooks, scripts and tests.
+"""The Python API over stored apps, for notebooks, scripts and tests.
 
-`slackwater.open()` begins it. Everything is done by the functions that the verbs call; here they get Python values as
-arguments and give values that show themselves well. What may not live here: words for a terminal (typer, rich), and
-any second way to do something. Errors are those of `slackwater.errors`.
+`slackwater.open()` is the entry point. Methods call the same functions as the command line's verbs, take Python values
+as arguments, and return values with a readable repr. Not here: terminal output (typer, rich), and a second way to do
+anything. Errors are those of `slackwater.errors`.
 """
 
 from importlib import import_module
@@ -40,12 +40,11 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """As `__all__`."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    # The command line imports this package too, and must not wait for Arrow and DuckDB.
+    # Lazy, because the command line imports this package and must not wait for Arrow and DuckDB.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name], __name__), name)

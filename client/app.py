@@ -1,4 +1,4 @@
-"""An app as it is stored: what was before, and what operators do to it, from a rewind and an edit to compaction."""
+"""A stored app, and the operations on it: its history, and repairs from a rewind to an edit and compaction."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -53,14 +53,14 @@ _NO_KEY: object = object()
 
 @checked_methods
 class StoredApp(AppFailover):
-    """An app of a store, whether it runs or not.
+    """An app of a store, running or not.
 
-    Whatever changes it raises `Unavailable` when the store or Kafka does not answer; the same call again finishes what
-    was begun.
+    Methods that change it raise `Unavailable` if the store or Kafka does not answer; the same call again finishes the
+    operation.
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Have rejected records that wait put through the current program: those of all stages, or of one."""
+        """Request a retry of waiting rejected records with the current program, of one stage or of all."""
         client, now_ms = self._client, instants.now_ms()
         waiting = retries.waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
@@ -69,28 +69,31 @@ class StoredApp(AppFailover):
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
 
     def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:
-        """Take the app back.
+        """Roll the app back to an earlier moment.
 
         Args:
             to: the moment, as `at` takes it.
 
         Raises:
-            Usage: the moment is malformed, there is none, or nothing says where Kafka is.
-            NotFound: there is no such app or moment, or no program before this one.
-            Refused: a runner has it; or Kafka does not hold what would be read once more; nothing was changed.
+            Usage: the moment is malformed or missing, or no Kafka is configured.
+            NotFound: the app or the moment does not exist, or there was no program before the current one.
+            Refused: a runner holds the app, or Kafka no longer has the records that would be read again; nothing
+                changed.
         """
         dry_run, keep_offsets = options["dry_run"], options["keep_offsets"]
         if bool(to) == options["before_deploy"]:
             verb = f"slackwater rewind {self.called}"
             raise Usage(
-                "a rewind goes to a moment, or to before the newest deploy; expected one of the two",
-                hint=f"{verb}@-1h, or another moment of it; or {verb} --before-deploy",
+                "rewind takes either a moment or --before-deploy",
+                hint=f"for example {verb}@-1h, or {verb} --before-deploy",
             )
         read_app(self._client.store, self.name)
         self._check_allowed("to rewind it", options)
         client, now_ms = self._client, instants.now_ms()
         channels = (
-            None if keep_offsets else client.known_channels("which holds what is to be read once more", self.name)
+            None
+            if keep_offsets
+            else client.known_channels("to check that it still has the input to re-read", self.name)
         )
         done = rewind(
             client.store,
@@ -108,15 +111,15 @@ class StoredApp(AppFailover):
         return maintenance.rewound(done, dry_run=dry_run)
 
     def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
-        """Have the app read users' topics on from other offsets, at its next start.
+        """Make the app continue to read users' topics at other offsets, from its next start on.
 
         Args:
             topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
 
         Raises:
-            Usage: there is not just one scenario, or not topics or all of them; or nothing says where Kafka is.
-            NotFound: there is no such app, topic or partition.
-            Refused: a runner has the app, the topic is one between its stages, or Kafka does not hold the offsets.
+            Usage: not exactly one scenario, not either topics or all of them, or no Kafka is configured.
+            NotFound: the app, a topic or a partition does not exist.
+            Refused: a runner holds the app, the topic is a repartition topic, or Kafka does not have the offsets.
         """
         read_app(self._client.store, self.name)
         self._check_allowed("to reset its offsets", options)
@@ -132,7 +135,7 @@ class StoredApp(AppFailover):
             now_ms=now_ms,
         )
         scope = scopes(topics, all_topics=options["all_topics"])
-        channels = client.known_channels("which has the topics that are to be read on")
+        channels = client.known_channels("to look up offsets")
         done = reset(
             client.store,
             self.name,
@@ -159,20 +162,20 @@ class StoredApp(AppFailover):
         """Change rows of a table.
 
         Args:
-            table: the stage whose table it is.
-            sql: one UPDATE, DELETE, INSERT or MERGE of that table; it may read the app's other tables.
-            rows: instead, a file that DuckDB reads, with all columns of the table: rows that are to be there.
-            show_values: tell the rows as they were and as they become.
+            table: the table, which has the name of its stage.
+            sql: one UPDATE, DELETE, INSERT or MERGE on that table; it may read the app's other tables.
+            rows: instead of SQL, a file that DuckDB reads, with all columns of the table: its rows are upserted.
+            show_values: include the old and the new rows in the result.
 
         Raises:
-            Usage: the SQL is wrong, or no single statement that changes rows.
-            NotFound: there is no such app, stage, table or column.
-            Refused: the table cannot be edited, the rows do not fit it, or the runner did not come to it; nothing was
-                changed then.
+            Usage: the SQL is wrong, or is not a single statement that changes rows.
+            NotFound: the app, stage, table or column does not exist.
+            Refused: the table cannot be edited, the rows do not fit it, or the runner did not apply the edit in time;
+                nothing changed.
         """
         self._check_allowed(f"to edit {table}", options)
-        client, on_wait = self._client, "{} has it, and does it between two batches …"
-        before = newest(client.store, self.name, table).stages[table]
+        client, on_wait = self._client, "waiting for {} to apply the edit between two batches …"
+        previous = newest(client.store, self.name, table).stages[table]
         done = edit(
             client.store,
             client.cache,
@@ -187,7 +190,7 @@ class StoredApp(AppFailover):
             dry_run=options["dry_run"],
             on_wait=lambda runner: client.note(on_wait.format(runner)),
         )
-        return maintenance.edited(done, before, with_values=show_values, dry_run=options["dry_run"])
+        return maintenance.edited(done, previous, with_values=show_values, dry_run=options["dry_run"])
 
     def forget(
         self,
@@ -197,20 +200,20 @@ class StoredApp(AppFailover):
         on_progress: Callable[[str], None] = lambda _line: None,
         **options: Unpack[ForgetOptions],
     ) -> Result:
-        """Take keys out of all that the app has stored, of whatever version, and of its clones.
+        """Delete keys from everything that the app and its clones have stored, in every version.
 
         Args:
-            keys: a table, whose `key` is the second argument, as `get` takes it; or by table, the keys; or `TABLE=KEY`
-                each, as on the command line.
-            key: the key of that table; a tuple for one of several columns.
-            on_progress: told what it is at.
+            keys: a table, whose `key` is the second argument, as `get` takes it; or keys by table; or a list of
+                `TABLE=KEY`, as on the command line.
+            key: the key in that table; a tuple for several key columns.
+            on_progress: called with a line about the current step.
 
         Raises:
-            Usage: there is no key, or one is not of its columns' types; a field is none.
-            NotFound: there is no such app or table.
-            Refused: only the program knows which field of a topic leads to a key; nothing holds any of the keys; the
-                app shares SSTs with one that it was cloned from; other keys are being forgotten; a snapshot, a clone
-                or an edit is under way; a clone cannot be reached.
+            Usage: a key is missing or has other types than the key columns, or a field is malformed.
+            NotFound: the app or the table does not exist.
+            Refused: only the program knows which field of a topic leads to a key; no object holds any of the keys; the
+                app is a clone and shares SSTs with its source; a forget of other keys, a snapshot, a clone or an edit
+                is in progress; a clone cannot be reached.
         """
         self._check_allowed("to forget keys of it", options)
         client = self._client
@@ -218,7 +221,7 @@ class StoredApp(AppFailover):
             client.store,
             client.cache,
             self.name,
-            _asked(keys, key, options),
+            _requested_keys(keys, key, options),
             by=client.by,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
@@ -236,55 +239,62 @@ class StoredApp(AppFailover):
         on_progress: Callable[[str], None] = lambda _line: None,
         **options: Unpack[LookOptions],
     ) -> Result:
-        """Look whether anything of the app and its clones holds keys, as `forget` takes them. Changes nothing.
+        """Search everything that the app and its clones have stored for keys that should be gone. Read-only.
 
-        With `deep`, each object is decoded in full, other tables' too. Raises as `forget`.
+        With `deep`, every object is decoded in full, also those of other tables. Takes `keys` and `key` as `forget`
+        does, and raises the same errors.
         """
-        client, asked = self._client, _asked(keys, key, options)
-        found = look(
+        client, requested = self._client, _requested_keys(keys, key, options)
+        findings = look(
             client.store,
             self.name,
-            asked,
+            requested,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
             formats=StoredFormats(),
             deep=options["deep"],
             on_progress=on_progress,
         )
-        return maintenance.looked(found, self.called)
+        return maintenance.looked(findings, self.called)
 
     def give_up_forgetting(self) -> Result:
-        """End a `forget` that broke off, and whose keys nobody has any more. Raises `Refused` where none did."""
+        """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if there is none."""
         return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
-        """Change the number of state partitions of a stage's table. Raises `NotFound` for it, and `Refused`."""
+        """Change the number of state partitions of a stage's table.
+
+        Raises `NotFound` for an unknown stage, and `Refused` for a stage that cannot be rescaled.
+        """
         client, now_ms = self._client, instants.now_ms()
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
         return maintenance.rescaled(done, dry_run=dry_run)
 
     def protect(self) -> Result:
-        """Have methods that could lose something of the app want its name.
+        """Require the app's name as `yes_really` in methods that could lose data.
 
         These are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over it, `remove`, `remove_clone` and
-        `refresh`. It is the name that is protected: after a promotion the app that has it, and the one in the folder
-        that is called so. Whoever is asked for it is told what `slackwater.because` says here. Raises `NotFound` for
-        the app, and `Refused` for one whose own name another has.
+        `refresh`. The name is protected: after a promotion, this covers the app that now has the name, and the one in
+        the folder of that name. The prompt shows the reason that `slackwater.because` gives here. Raises `NotFound` for
+        the app, and `Refused` if another app has taken its name.
         """
         client, now_ms = self._client, instants.now_ms()
-        found = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
-        return maintenance.protected(found, already=found.time_ms != now_ms)
+        protected = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
+        return maintenance.protected(protected, already=protected.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:
-        """Take that away again. `yes_really` is the app's name. Raises as `protect`, and `Protected`."""
+        """Turn the protection off. `yes_really` is the app's name.
+
+        Raises `Protected` without the name, `NotFound` for the app, and `Refused` if another app has taken its name.
+        """
         client = self._client
         was = protection.lift(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
         return maintenance.unprotected(self.called, was=was)
 
     def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:
-        """Let the app go on without a stage that is gone from its program; its consumer group goes, too.
+        """Drop a stage that was removed from the program, with its consumer group.
 
-        Raises `NotFound` where there is none, and `Refused` where another stage reads what it sends.
+        Raises `NotFound` for an unknown stage, and `Refused` if another stage reads its output.
         """
         client, group, dry_run = self._client, group_of(self.name, stage), options["dry_run"]
         self._check_allowed(f"to retire {stage}", options)
@@ -293,7 +303,7 @@ class StoredApp(AppFailover):
             if client.settings.brokers and not dry_run:
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
-            client.note(f"the consumer group {group} is still there: {error.message}")
+            client.note(f"consumer group {group} was not deleted: {error.message}")
         return maintenance.retired(done, dry_run=dry_run)
 
     def compact(
@@ -303,12 +313,12 @@ class StoredApp(AppFailover):
         on_version: Callable[[Compacted], None] = lambda _done: None,
         **options: Unpack[CompactOptions],
     ) -> Result:
-        """Merge the SSTs of all tables, or of some stages', as each table's policy calls for, or with `full` all.
+        """Merge SSTs of all tables or of some stages' tables, by each table's policy; with `full`, all SSTs.
 
-        Without `stages`, the objects of its input archives, too. Raises `NotFound` for a stage that there is not, and
-        `Refused` for one without a table.
+        Without `stages`, input archives are merged as well. Raises `NotFound` for an unknown stage, and `Refused` for a
+        stage without a table.
         """
-        # Parquet takes long to load.
+        # Imported here because Parquet loads slowly.
         from ..operations.maintenance.archive_fill import merge_archives
 
         client, full, dry_run = self._client, options["full"], options["dry_run"]
@@ -329,38 +339,38 @@ class StoredApp(AppFailover):
         dry_run: bool = False,
         on_progress: Callable[[str], None] = lambda _doing: None,
     ) -> Result:
-        """What the app's input archives hold; first filled with what Kafka still has of what it read.
+        """Show what the app's input archives hold; with `since`, first fill them from Kafka.
 
         Args:
-            since: a moment of the app, as `at` takes it, from which on, or `"beginning"` for all that it read; None to
-                fill nothing.
-            dry_run: only look what would be added.
-            on_progress: told in words what goes on.
+            since: archive what the app read since this moment, as `at` takes it, or since `"beginning"`; None fills
+                nothing.
+            dry_run: only show what would be added.
+            on_progress: called with a line about the current step.
 
         Raises:
-            Usage: the moment is malformed, or one of another app; or nothing says where Kafka is.
-            NotFound: there is no such app or moment.
-            Refused: Kafka does not let us read, or loses meanwhile what is to be read; the same call goes on.
+            Usage: the moment is malformed or of another app, or no Kafka is configured.
+            NotFound: the app or the moment does not exist.
+            Refused: Kafka denies reading, or deletes records before they are read; the same call again resumes.
         """
         from ..operations.maintenance.archive_fill import TopicFilled, fill
 
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:
-            channels = client.known_channels("which has what is to be archived")
+            channels = client.known_channels("to read the records to archive")
             cut = None if since == BEGINNING else self.at(since).cut
             filled = fill(
                 client.store, self.name, channels, cut, by=client.by, dry_run=dry_run, on_progress=on_progress
             )
         heads = heads_of(client.store, self.name, stages_of(client.store, self.name))
-        found = archives_of(client.store, self.name, heads.values())
-        return maintenance.archived(self.called, found, filled, dry_run=dry_run)
+        archives = archives_of(client.store, self.name, heads.values())
+        return maintenance.archived(self.called, archives, filled, dry_run=dry_run)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
-        """What merges with so many threads what is due, until `stop`."""
-        client, wanted, clock = self._client, tuple(stages), instants.now_ms
+        """Return a compactor that runs due merges on `threads` threads until `stop` is set."""
+        client, stage_names, clock = self._client, tuple(stages), instants.now_ms
         store, cache, by = client.store, client.cache, client.by
-        return AppCompactor(store, cache, self.name, wanted, by=by, threads=threads, now_ms=clock, stop=stop)
+        return AppCompactor(store, cache, self.name, stage_names, by=by, threads=threads, now_ms=clock, stop=stop)
 
     def gc(
         self,
@@ -370,16 +380,16 @@ class StoredApp(AppFailover):
         dry_run: bool = False,
         **rules: Unpack[RetentionOptions],
     ) -> Result:
-        """Collect versions that retention lets go, and objects that nothing has named for `margin_ms`, an hour or more.
+        """Delete versions that retention expires, and objects unreferenced for `margin_ms`, at least an hour.
 
-        With `explained`, an object, it only says why that is kept, or not. Rules go before those of the settings.
-        Raises `Usage` for a shorter margin, and `NotFound` for the app or the object.
+        With `explained`, only say why that object is kept or deleted. `rules` override those of the settings. Raises
+        `Usage` for a shorter margin, and `NotFound` for the app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)
         if margin_ms < MARGIN_MS:
-            why = "what a merge writes may be half an hour old before a version names it"
-            hint = "leave --margin away; what nothing names goes after an hour"
+            why = "a merge may write an object half an hour before a version refers to it"
+            hint = "omit --margin: unreferenced objects are deleted after an hour"
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
@@ -387,19 +397,23 @@ class StoredApp(AppFailover):
         return maintenance.collected(done)
 
 
-def _asked(keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, options: KeysOptions) -> KeysAsked:
+def _requested_keys(
+    keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, options: KeysOptions
+) -> KeysAsked:
     files, also = options["files"], options["also"]
     if isinstance(keys, str):
         if key is _NO_KEY:
             raise Usage(
                 f"{keys!r} is a table without a key",
-                hint=f"give the key with it, forget({keys!r}, 'KEY'); a snapshot goes by remove_snapshot({keys!r})",
+                hint=f"pass the key, forget({keys!r}, 'KEY'); to remove a snapshot: remove_snapshot({keys!r})",
             )
         keys = {keys: (key,)}
     elif key is not _NO_KEY:
-        raise Usage("the second argument is the key of one table, which the first names", hint="forget('TABLE', KEY)")
+        raise Usage(
+            "with a key as the second argument, the first must be the name of its table", hint="forget('TABLE', KEY)"
+        )
     if isinstance(keys, Mapping):
         if files:
-            raise Usage("keys by table do not go with files", hint="give TABLE=KEY each, or only files")
+            raise Usage("keys by table cannot be combined with files", hint="give each key as TABLE=KEY, or only files")
         return KeysAsked.of_values(keys, also)
     return KeysAsked.of(keys, files, also)

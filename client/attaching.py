@@ -1,4 +1,4 @@
-"""Queries of Spark: the state of one as an app (`slackwater attach`), and one that becomes a stage (`adopt`)."""
+"""Spark queries: the state of one as an app (`slackwater attach`), and a query that becomes a stage (`adopt`)."""
 
 import os
 import socket
@@ -34,21 +34,21 @@ def tail_of(
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """What follows the query of a checkpoint, while a Spark of our own runs that reads it.
+    """Yield the follower of a query's checkpoint, which a local Spark reads.
 
-    Raises `Usage` for names that no app or stage can have, `NotFound` where there is no checkpoint, and `Refused` where
-    it has what cannot be carried.
+    Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
+    that cannot be carried over.
     """
     from ..operations.from_spark.attach.opened import opened
 
     stage = stage or name_from(PurePosixPath(checkpoint.rstrip("/")).name, "state")
     keys.check_name("stage", stage)
     folder = folder_of(client.store, app)
-    with opened(checkpoint, master=master, conf=spark_conf or {}) as found:
+    with opened(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
         yield Tail(
             client.store,
             client.cache,
-            found,
+            checkpoint_reader,
             folder,
             stage,
             by=f"{socket.gethostname()}:{os.getpid()}",
@@ -57,7 +57,7 @@ def tail_of(
 
 
 def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
-    """What keeps it going: rounds, signs of life, merges. `tell` hears of each version."""
+    """Return a loop that follows the checkpoint, with heartbeats and merges. `tell` gets each new version."""
     from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
@@ -65,7 +65,7 @@ def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> 
 
 
 def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
-    """Bring in what there is now, of which `tell` hears; with `dry_run`, only say what there is."""
+    """Read the batches that the checkpoint has; `tell` gets each new version. With `dry_run`, only describe them."""
     if dry_run:
         return shown.to_attach(tail.plan(), tail.checkpoint.where, tail.checkpoint.query)
     versions = follower(client, tail, tell).catch_up()
@@ -82,7 +82,7 @@ def query_of(
     last_batch: int | None = None,
     attached: str = "",
 ) -> "Query":
-    """What is adopted, as what. Raises `Usage` for a name that no stage can have."""
+    """Return the description of an adoption. Raises `Usage` for an invalid stage name."""
     from ..operations.from_spark.adopt.adopting import Query
 
     keys.check_name("stage", stage)
@@ -98,47 +98,47 @@ def adopt(
     spark_conf: Mapping[str, str] | None = None,
     dry_run: bool,
 ) -> Result:
-    """Make the stage, of which `tell` hears a line for each version; with `dry_run`, only say what it is made of."""
+    """Make a stage of the query; `tell` gets a line per version. With `dry_run`, only describe the conversion."""
     from ..operations.from_spark.adopt.adopting import opened
 
-    kafka = client.known_channels("from which the stage goes on").kafka
+    kafka = client.known_channels("to look up offsets").kafka
     batches = range(0)
 
-    def told(step: "AdoptedBatch") -> None:
+    def on_step(step: "AdoptedBatch") -> None:
         tell(shown.adopted_batch(step, batches))
 
     with opened(
-        query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf, on_step=told
-    ) as found:
-        if found.plan is None or found.adoption is None:
-            assert found.done is not None  # noqa: S101  one of both is there
-            return shown.adopted(found.done, query.path)
-        batches = found.plan.batches
+        query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf, on_step=on_step
+    ) as opening:
+        if opening.plan is None or opening.adoption is None:
+            assert opening.done is not None  # noqa: S101  one of both is there
+            return shown.adopted(opening.done, query.path)
+        batches = opening.plan.batches
         if dry_run:
-            return shown.to_adopt(found.plan)
-        return shown.adopted(found.adoption.run(), query.path)
+            return shown.to_adopt(opening.plan)
+        return shown.adopted(opening.adoption.run(), query.path)
 
 
 @contextmanager
 def shadow_of(
     client: Backends, query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
 ) -> "Iterator[Shadow]":
-    """The stage beside the query, from the last batch of `query` on. Nothing is written into the store."""
+    """Yield a comparison of the stage with the running query, from the query's last batch on. Writes nothing."""
     from ..operations.from_spark.adopt.adopting import opened
     from ..operations.from_spark.adopt.shadow import shadowing
 
-    kafka = client.known_channels("from which the stage reads").kafka
-    with opened(query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf) as found:
-        if found.adoption is not None:
-            found.adoption.batches = found.adoption.batches[-1:]
-        with shadowing(found, client.cache, kafka) as shadow:
+    kafka = client.known_channels("to read the stage's input").kafka
+    with opened(query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf) as opening:
+        if opening.adoption is not None:
+            opening.adoption.batches = opening.adoption.batches[-1:]
+        with shadowing(opening, client.cache, kafka) as shadow:
             yield shadow
 
 
 def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None) -> Result:
-    """Write a program that declares the stage, into a file that is new.
+    """Write a program that declares the stage into a new file.
 
-    Raises `Refused` where there is one, or no declaration takes the state over.
+    Raises `Refused` if the file exists, or no declaration can take the state over.
     """
     from ..operations.from_spark.adopt.program_text import program_text
     from ..operations.from_spark.attach.opened import opened
@@ -147,13 +147,13 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
     if file.exists():
         raise Refused(f"{file} exists already", hint="--emit-program writes a new file")
     if not file.parent.is_dir():
-        raise Usage(f"{file.parent} is no folder, in which {file.name} would be written")
-    with opened(query.checkpoint, master=master, conf=spark_conf or {}) as found:
-        committed = found.committed()
-        last = found.batch(committed[-1]) if committed else None
-        topics = [name for name in last.offsets if name not in last.others] if last is not None else []
+        raise Usage(f"cannot write {file}: {file.parent} is not a folder")
+    with opened(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
+        committed = checkpoint.committed()
+        last = checkpoint.batch(committed[-1]) if committed else None
+        topics = [name for name in last.offsets if name not in last.non_kafka] if last is not None else []
         text = program_text(
-            found.tables, topics or ["TOPIC"], query.app or "app", query.stage, found.where, found.query
+            checkpoint.tables, topics or ["TOPIC"], query.app or "app", query.stage, checkpoint.where, checkpoint.query
         )
     file.write_text(text)
     return shown.emitted(query.path, query.stage, query.checkpoint)

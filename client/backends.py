@@ -1,4 +1,4 @@
-"""What a client, its apps and their moments share: the store, the cache of SSTs, the settings, and the way to Kafka."""
+"""Connections shared by a client, its apps and their moments: store, SST cache, settings, and Kafka."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Backends:
-    """Reaches a store and Kafka. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
+    """Connections to a store and to Kafka; thread-safe. Close it, or use it in a `with`, to release its files.
 
     Args:
-        settings: where things are.
-        channels: the topics between stages, None when nothing says where Kafka is; default by the settings.
-        note: told what is worth knowing beside what a call returns; default nobody.
-        flags: what commands to type next need besides, in the words of results.
+        settings: the store, Kafka, and other settings.
+        channels: returns the repartition topics, or None without Kafka; by default from the settings.
+        note: called with lines that are worth knowing besides a call's result; by default discarded.
+        flags: options that commands suggested in results need, such as --store.
 
     Raises:
-        Usage: nothing says where the store is, or what says it cannot be understood.
+        Usage: no store is configured, or its root is malformed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Backends:
     ) -> None:
         self.settings = settings
         self.channels = channels or settings.open_channels
-        """The topics between stages; None when nothing says where Kafka is."""
+        """Function that returns the repartition topics, or None without Kafka."""
         self.note = note
         self.flags = flags
         self._store = settings.open_store()
@@ -52,106 +52,105 @@ class Backends:
 
     @property
     def root(self) -> str:
-        """The store root."""
+        """Store root."""
         return self._store.url
 
     @property
     def store(self) -> "ObjectStore":
-        """The objects under the root. Raises `Usage` once the client is closed."""
+        """Objects under the root. Raises `Usage` once the client is closed."""
         if self._closed.is_set():
             raise Usage("this client is closed", hint="sw.open() opens another")
         return self._store
 
     @cached_property
     def cache(self) -> "SstCache":
-        """Where SSTs of a remote store come to lie on this machine."""
+        """Local cache of SSTs of a remote store."""
         return self.settings.open_cache()
 
     @property
     def by(self) -> str:
-        """Who works with it, as an app's log has it: user@host."""
+        """Name in the log of operations, as user@host."""
         from ..snapshot.take.audit_log import whoami
 
         return self._by or whoami()
 
     def on_behalf_of(self, who: str) -> Self:
-        """The same, whose log of operations has somebody else: a server's does what a token's owner asks for."""
-        _ = self.cache  # is shared
+        """Return a copy that records operations under another name, such as a token owner's."""
+        _ = self.cache  # open it before copying, so that both share it
         other = copy(self)
         other._by = who
         return other
 
     def channels_of(self, app: str) -> "KafkaChannels | None":
-        """The topics that an app reads, as far back as Kafka or its input archive has them; None as `channels`.
+        """Return the topics that an app reads, with its input archive; None without Kafka.
 
-        Without an app, empty, as far back as Kafka has them.
+        Without an app (an empty name), topics go only as far back as Kafka has them.
         """
         channels = self.channels()
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def known_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """The topics between stages; raises `Usage` when nothing says where Kafka is, and what it is needed for.
-
-        With an app, as `channels_of`.
-        """
+        """Return the topics as `channels_of` does. Raises `Usage` without Kafka, with `what_for` as the reason."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
         return channels
 
     def channels_where_needed(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """As `known_channels`, which raises only once something is asked of them: of a query's copy nothing is."""
+        """Return the topics as `channels_of` does. Without Kafka, raises `Usage` at their first use."""
         return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
 
     @contextmanager
     def channels_of_clone(self, app: str, *, asks: bool) -> "Iterator[KafkaChannels]":
-        """Topics for an app that is made of another one, which needs Kafka only for topics of its own.
+        """Yield the topics for creating a clone, which needs Kafka only for topics of its own.
 
-        Where nothing says where Kafka is, the topics that it goes on reading are not looked at, and a note says so at
-        the end; `asks` says that they must be. Raises `Usage` once something else is asked.
+        Without Kafka, the offsets of topics that the clone continues to read are not checked, and a note at the end
+        says so; with `asks`, they must be checked. Raises `Usage` at any other use of the topics without Kafka.
         """
-        what_for = "in which the app has topics of its own, or reads or writes others"
-        known = self.channels_of(app)
-        if known is not None or asks:
-            yield known or cast("KafkaChannels", _UnknownChannels(what_for))
+        what_for = "for the app's own topics, and for --topic and --sink"
+        channels = self.channels_of(app)
+        if channels is not None or asks:
+            yield channels or cast("KafkaChannels", _UnknownChannels(what_for))
             return
-        unasked = _UnaskedChannels(what_for)
+        unasked = _UncheckedChannels(what_for)
         yield cast("KafkaChannels", unasked)
         if unasked.topics:
             names = ", ".join(map(repr, unasked.topics))
-            self.note(f"note: nothing says where Kafka is (--kafka), so nobody looked if {names} still has the offsets")
+            self.note(
+                f"note: no Kafka configured (--kafka), so it was not checked whether {names} still has the offsets"
+            )
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
-        """The program of an app: `code`, else that of the settings. Raises `Usage` where there is neither.
+        """Return an app's program: `code`, or the one in the settings. Raises `Usage` if there is neither.
 
-        `what_for` goes on from "which program", `ran` is the file to name.
+        `what_for` continues the sentence "no program given …"; `ran` is the file name in the hint.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
-            hint = f"add --code {ran}, or write under [programs] in slackwater.toml: {app} = …"
-            raise Usage(f"nothing says which program {what_for}", hint=hint)
+            hint = f"add --code {ran}, or set it under [programs] in slackwater.toml: {app} = …"
+            raise Usage(f"no program given {what_for}", hint=hint)
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Tell that gc has left another moment than `ref` asked for. Machines find `thinned_out` in the result."""
+        """Note that gc has removed the moment of `ref`, so that a neighbouring moment answers."""
         if thinned is None:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
         how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
         moment = f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
-        self.note(f"note: {ref}: history was thinned out by gc there; answering with the moment {moment}")
+        self.note(f"note: gc has thinned out the history at {ref}; using the nearest kept moment, {moment}")
 
     def beside(self, root: str | None) -> Self:
-        """The same for another store root, which is closed with this one; itself for none."""
+        """Return a copy for another store root, which is closed with this one; without a root, this one."""
         if not root:
             return self
-        _ = self.cache  # is shared
+        _ = self.cache  # open it before copying, so that both share it
         other = copy(self)
         other._store = self.store.at(root)
         return other
 
     def close(self) -> None:
-        """Close the local cache's files. Results that were given out stay; asking for more raises `Usage`."""
+        """Close the local cache's files. Later calls raise `Usage`; returned results stay valid."""
         self._closed.set()
         if "cache" in self.__dict__:
             self.cache.close()
@@ -164,7 +163,7 @@ class Backends:
 
 
 class _UnknownChannels:
-    """Topics of which nobody says where they are."""
+    """Stand-in for topics without Kafka: any use raises `Usage`."""
 
     def __init__(self, what_for: str) -> None:
         self._what_for = what_for
@@ -173,50 +172,50 @@ class _UnknownChannels:
         raise _no_kafka(self._what_for)
 
 
-class _UnaskedChannels(_UnknownChannels):
-    """Topics of which nobody says where they are, and that an app goes on reading without a look at them."""
+class _UncheckedChannels(_UnknownChannels):
+    """Stand-in for topics without Kafka that records which topics would have been checked."""
 
     def __init__(self, what_for: str) -> None:
         super().__init__(what_for)
         self.topics: dict[str, None] = {}
 
     def check_topic(self, topic: str, *_offsets: object) -> None:
-        """Remember that it was not looked at."""
+        """Record that the topic was not checked."""
         self.topics[topic] = None
 
     def topic_id(self, _topic: str) -> str:
-        """Give none: nobody knows."""
+        """Return an empty id, for unknown."""
         return ""
 
     def announce(self, *_positions: object) -> None:
-        """Do nothing: this is only for Kafka's own tools."""
+        """Do nothing: announcing offsets is only for Kafka's own tools."""
 
 
 def _no_kafka(what_for: str) -> Usage:
     return Usage(
-        f"nothing says where the Kafka brokers are, {what_for}",
+        f"no Kafka configured, needed {what_for}",
         hint="give --kafka HOST:PORT, in Python sw.open(kafka=…), or set SLACKWATER_KAFKA, or write "
         'kafka = "…" (host:port) in slackwater.toml',
     )
 
 
-def names_of_stage(text: str, what: str = "stage") -> tuple[str, str]:
-    """App and stage of `APP/STAGE`, or app and table of `APP/TABLE`. Raises `Usage`, also for a moment behind it."""
-    app, name, moment = names_at(text, what)
+def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
+    """Split `APP/STAGE` or `APP/TABLE` into its two names. Raises `Usage`, also for a ref with a moment."""
+    app, name, moment = names_at(text, noun)
     if moment:
         raise Usage(
-            f"{text!r} names a moment, which goes with no {what} here; expected APP/{what.upper()}",
+            f"{text!r} names a moment, which this does not take; expected APP/{noun.upper()}",
             hint=f"write {app}/{name}",
         )
     return app, name
 
 
-def names_at(text: str, what: str = "table") -> tuple[str, str, str]:
-    """App, table, and moment with its `@`, which may be empty, of `APP/TABLE@MOMENT`. Raises `Usage`."""
+def names_at(text: str, noun: str = "table") -> tuple[str, str, str]:
+    """Split `APP/TABLE@MOMENT` into app, table, and moment with its `@`, which may be empty. Raises `Usage`."""
     where, at, moment = text.partition("@")
     app, _, name = where.partition("/")
     if not name:
         raise Usage(
-            f"{text!r} names no {what}; expected APP/{what.upper()}", hint=f"`slackwater status {app}` shows the stages"
+            f"{text!r} names no {noun}; expected APP/{noun.upper()}", hint=f"`slackwater status {app}` shows the stages"
         )
     return app, name, at + moment

@@ -1,4 +1,4 @@
-"""Where a notebook begins: a store, the apps in it, and what all of them are reached with."""
+"""Client of a store: entry point of notebooks, with the store's apps and its connections."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,35 +28,34 @@ if TYPE_CHECKING:
 
 @checked
 def open(store: str | Path | None = None, kafka: str | None = None, *, token: str = "") -> "Client":  # noqa: A001  said as sw.open()
-    """The apps of a store, to be looked at and worked with.
+    """Open a store, or a server, and return the client of its apps.
 
     Args:
         store: the store root, `s3://bucket/prefix` or a folder; or the address of a server (`slackwater serve`),
-            `http://…`, which gives what it offers: `Server`, whose apps and moments have the same methods to read.
-            Default, as for the command line: the environment's `SLACKWATER_STORE`, then `store` of the nearest
-            `slackwater.toml`.
-        kafka: the brokers, `host:port`; likewise from `SLACKWATER_KAFKA` or the file. Needed only for records in flight
-            that no snapshot keeps, for cloning, and to verify deeply.
+            `http://…`. A server's apps and moments have the same methods for reading. Default, as for the command line:
+            the environment's `SLACKWATER_STORE`, then `store` of the nearest `slackwater.toml`.
+        kafka: the brokers, `host:port`; default the environment's `SLACKWATER_KAFKA`, then `kafka` of that file. Needed
+            only for in-flight records that no snapshot keeps, for cloning, and for deep verification.
         token: for a server; default the environment's `SLACKWATER_TOKEN`.
 
     Raises:
-        Usage: nothing says where the store is, or the file is not understood.
+        Usage: no store is configured, or `slackwater.toml` is malformed.
         Unavailable: the store did not answer.
     """
     settings = load(store=str(store) if store is not None else None, kafka=kafka)
     if (settings.store or "").startswith(("http://", "https://")):
         from .remote import Server
 
-        # What it offers has the same names; types would have whoever opens a store ask which of the two it got.
+        # A union type would make every caller check which of the two it got.
         return cast("Client", Server(settings.store_root(), token or os.environ.get("SLACKWATER_TOKEN", "")))
     return Client(settings)
 
 
 @checked_methods
 class Client(Backends, Shown):
-    """A store and its apps. Threads may share it. `close` it, or use it in a `with`, to give back its open files.
+    """A store and its apps; thread-safe. Close it, or use it in a `with`, to release its open files.
 
-    Whatever asks the store raises `Unavailable` when it does not answer, and `Usage` once the client is closed.
+    Methods that read the store raise `Unavailable` if it does not answer, and `Usage` once the client is closed.
     """
 
     _inner = frozenset((
@@ -73,55 +72,60 @@ class Client(Backends, Shown):
         return tuple(sorted(list_apps(self.store)))
 
     def app(self, name: str) -> "StoredApp":
-        """An app of the store. Raises `NotFound` for one that is not there, with the nearest, and `Usage`."""
+        """Return an app of the store. Raises `NotFound` with the nearest name if it does not exist, and `Usage`."""
         read_app(self.store, folder_of(self.store, name))
         return self.called(name)
 
     def called(self, name: str) -> "StoredApp":
-        """The app that has a name, which went over to it from another one, perhaps; whether there is one, is not asked.
+        """Return the app of this name, also a name that it got by a promotion, without checking that it exists.
 
-        Raises `Usage`, and `NotFound` for a name that did not go over so often.
+        Raises `Usage`, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
         """
-        # It knows Arrow and DuckDB, which whoever only opens a store shall not wait for.
+        # Opening a store must not wait for the import of Arrow and DuckDB.
         from .app import StoredApp
 
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, done: str) -> "Moment":
-        """The moment of a ref, for reading; `done` is what happens to a stage that alone can be read."""
+        """Return the moment of a ref, for reading. `done` is the participle in errors, such as "read"."""
         from .moment import Moment
 
         return Moment.around(self, in_folder(self.store, ref), done)
 
     def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
-        """The moment of a ref `APP/TABLE@MOMENT`, and the table; else as `moment`. Raises `NotFound` for the table."""
+        """Return the moment and the table of a ref `APP/TABLE@MOMENT`.
+
+        Raises `NotFound` for an unknown table, and otherwise as `moment` does.
+        """
         from ..snapshot.cut.moments import heads_of, stages_of
         from ..store.versions.side_tables import columns_of, may_have, owner
 
         app, table, moment = names_at(text)
         folder = folder_of(self.store, app)
         stages = stages_of(self.store, folder)
-        # A stage's own table needs no look at its newest version, which may be damaged.
+        # A stage's own table is found without reading its newest version, which may be damaged.
         stage = table if table in stages else owner(table, heads_of(self.store, folder, may_have(table, stages)))
         if stage not in stages:
             raise NotFound(f"table of app {app!r}", table, columns_of(heads_of(self.store, folder, stages)))
         return self.moment(f"{app}/{stage}{moment}", done), table
 
     def clones(self, source: str = "") -> "Result":
-        """The clones under this root, and those of its apps under other roots; only those of the app `source`.
+        """List the clones under this root, and clones of its apps under other roots.
 
-        Of each: the moment that it is of, who has it and why, until when it is wanted, whether it has run, what it
-        shares with its source, and which of that only it keeps. Raises `NotFound` where there is no such app.
+        With `source`, only clones of that app. For each: its moment, owner, purpose, expiry, whether it has run, the
+        bytes that it shares with its source, and the bytes that are kept only for it. Raises `NotFound` for an unknown
+        app.
         """
         from .clones import listed
 
         return listed(self, source)
 
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
-        """Remove the clones under this root whose time to live is over, those of the app `source` or all.
+        """Remove the expired clones under this root, of the app `source` or of all.
 
-        One that a runner holds stays without `fence`, and so does one that is protected, or that others live from; the
-        result says so. With `topics` their topics and consumer groups go, too. Raises as `StoredApp.remove`.
+        A running clone stays unless `fence` is set; protected clones and clones that were cloned stay, and the result
+        lists them. With `topics`, their topics and consumer groups are removed as well. Raises as `StoredApp.remove`
+        does.
         """
         from .clones import remove_expired
 
@@ -138,24 +142,25 @@ class Client(Backends, Shown):
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> "Result":
-        """Bring in what a query of Spark has in its checkpoint, one version a batch: its state as an app.
+        """Read the batches in a Spark query's checkpoint into an app, one version per batch.
 
-        The query may be running: nothing is written there. Called again it goes on with what is new, and `slackwater
-        attach` does so by itself. Batches that were cleaned up before they were read are one version, which says so.
+        The query may be running: nothing is written to the checkpoint. A second call continues with new batches, and
+        `slackwater attach` follows the query continuously. Batches that were cleaned up before they were read become
+        one version, which says so.
 
         Args:
-            checkpoint: a folder, or what Spark reads.
-            app: the app that its state becomes.
-            stage: the stage, and its table; default the name of the checkpoint's folder.
-            partitions: state partitions of tables that are new.
-            master: of the Spark that reads; default all cores of this machine.
-            spark_conf: settings of that.
-            dry_run: only say what there is.
+            checkpoint: a folder, or any path that Spark reads.
+            app: the app that the state becomes.
+            stage: the stage and its table; default the name of the checkpoint's folder.
+            partitions: number of state partitions of new tables.
+            master: master of the Spark that reads; default all cores of this machine.
+            spark_conf: settings of that Spark.
+            dry_run: only describe the batches.
 
         Raises:
             Usage: a name is malformed.
-            NotFound: there is no checkpoint, or none with a batch.
-            Refused: its state cannot be carried, and which; or the stage is another one's.
+            NotFound: there is no checkpoint, or it has no batch.
+            Refused: the state cannot be carried over, with the reason; or the stage belongs to another query.
         """
         from .attaching import attached, tail_of
 
@@ -177,32 +182,32 @@ class Client(Backends, Shown):
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> "Result":
-        """Have a query of Spark, which was stopped, go on as a stage: its state, its history and its offsets.
+        """Continue a stopped Spark query as a stage, with its state, history and offsets.
 
-        Its batches become the stage's first versions, all of them or none, and the next run goes on at the next
-        offset. Broken off, the same call goes on.
+        The query's batches become the stage's first versions, atomically, and the next run continues at the next
+        offset. After an interruption, the same call resumes.
 
         Args:
-            checkpoint: a folder, or `s3://bucket/prefix`. It stays as it is.
+            checkpoint: a folder, or `s3://bucket/prefix`. It is not changed.
             code: the file of the program that declares the app.
             stage: the stage that the query becomes.
-            app: the app's name, where it is not the program's.
-            from_batch: go on from the end of this batch; default the newest.
-            offsets: where the stage goes on, by topic, for those that the query's offsets say nothing of.
-            attached: an app that followed the query: its history is taken over, with what the checkpoint has.
-            master: of the Spark that reads; default all cores of this machine.
-            spark_conf: settings of that.
-            dry_run: only say of what each column is made.
+            app: the app's name; default the program's.
+            from_batch: continue from the end of this batch; default the newest.
+            offsets: start offsets by topic, for topics that the query's offsets do not cover.
+            attached: an app that followed the query: its history is taken over as well.
+            master: master of the Spark that reads; default all cores of this machine.
+            spark_conf: settings of that Spark.
+            dry_run: only describe the source of each column.
 
         Raises:
-            Usage: a name is malformed, or nothing says where Kafka is.
+            Usage: a name is malformed, or no Kafka is configured.
             NotFound: there is no checkpoint, or the program has no such stage.
-            Refused: its state has no place in the stage's table, and which columns; or the stage has versions.
-            Unavailable: the store or Kafka did not answer; the same call again goes on.
+            Refused: columns of the state do not fit the stage's table, with their names; or the stage has versions.
+            Unavailable: the store or Kafka did not answer; the same call again resumes.
         """
         from .attaching import adopt, query_of
 
-        query = query_of(str(checkpoint), str(code), stage, app, _offsets_in_words(offsets or {}), from_batch, attached)
+        query = query_of(str(checkpoint), str(code), stage, app, _typed_offsets(offsets or {}), from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
 
@@ -216,43 +221,44 @@ class Client(Backends, Shown):
         on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
         **options: Unpack[InitOptions],
     ) -> "Initialised":
-        """Begin a stage's table with rows from elsewhere. Starts Spark, which knows the columns of the program.
+        """Begin a stage's table with existing rows. Starts Spark to learn the program's columns.
 
         Args:
             stage: `"app/stage"`.
-            file: what DuckDB reads: Parquet, CSV or JSON, also as a pattern or a URL.
+            file: a file that DuckDB reads: Parquet, CSV or JSON, also a glob or a URL.
             code: the file of the program that declares the app.
-            offsets: where the app begins to read topics: `"earliest"`, `"latest"`, or the offset of each partition;
-                or in the words of the command line. Default where the program says.
-            on_progress: told how far it is.
+            offsets: start of each topic: `"earliest"`, `"latest"`, or the offset of each partition; or a list as on the
+                command line. Default: the program's.
+            on_progress: called with the rows read and written so far.
 
         Raises:
-            Usage: that is no stage, no offset or no time; or nothing says where Kafka is.
-            NotFound: the program has no such stage, or there is no such topic.
-            Refused: the stage has versions, or the rows are not the table's: columns, types, a null key, a key twice.
+            Usage: the stage, an offset or a time is malformed, or no Kafka is configured.
+            NotFound: the program has no such stage, or a topic does not exist.
+            Refused: the stage has versions, or the rows do not fit the table: columns, types, a null key, a duplicate
+                key.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
-        kafka, at = self.known_channels("from which the app goes on").kafka, in_words(options["at"])
-        # Spark's Python side takes a second or two.
+        kafka, at = self.known_channels("to look up offsets").kafka, in_words(options["at"])
+        # Importing PySpark takes a second or two.
         from ..operations.exchange.first_version import first_version_of
         from ..operations.exchange.initialise import initialise
         from ..snapshot.query.row_source import RowSource
 
         app, name = names_of_stage(stage)
-        rows, words = RowSource(str(file), options["sql"]), _offsets_in_words(offsets)
-        first = first_version_of(str(code), app, name, self.store, kafka, offsets=words, at=at, by=self.by)
+        rows, typed_offsets = RowSource(str(file), options["sql"]), _typed_offsets(offsets)
+        first = first_version_of(str(code), app, name, self.store, kafka, offsets=typed_offsets, at=at, by=self.by)
         how: Any = {"info": first.info, "channels": first.channels, "on_progress": on_progress}
         done = initialise(self.store, first.manifest, rows, dry_run=options["dry_run"], **how)
         return replace(done, others=first.others, starts=first.info.starts)
 
     def tokens(self) -> "tuple[Token, ...]":
-        """What may be read over HTTP by whoever has a token. One listing, and a read for each."""
+        """Return the tokens of the store. One listing, and a read per token."""
         from ..operations.maintenance.tokens import TOKENS
 
         return TOKENS.all(self.store)
 
     def digest_of(self, token: str) -> str:
-        """What is kept of a token."""
+        """Return the digest that the store keeps of a token."""
         from ..operations.maintenance.tokens import digest
 
         return digest(token)
@@ -261,10 +267,10 @@ class Client(Backends, Shown):
         """Make a token for `slackwater serve`.
 
         Args:
-            name: what it is called.
-            apps: what may be read; `"*"` for all.
+            name: the token's name.
+            apps: apps that the token may read; `"*"` is any app.
 
-        Raises `Usage`, `NotFound` for an app, and `Refused` where there is one of that name.
+        Raises `Usage`, `NotFound` for an unknown app, and `Refused` if the name is taken.
         """
         from ..common.instants import now_ms
         from ..operations.maintenance import tokens
@@ -274,7 +280,7 @@ class Client(Backends, Shown):
         return token_added(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
-        """Remove a token: instances hear of it within five seconds. Raises `NotFound`."""
+        """Remove a token; instances notice within five seconds. Raises `NotFound`."""
         from ..operations.maintenance import tokens
         from .show.maintenance import token_removed
 
@@ -284,8 +290,8 @@ class Client(Backends, Shown):
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)
 
 
-def _offsets_in_words(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Return where topics begin as the command line says it: `TOPIC=earliest`, `TOPIC={"0":23}`."""
+def _typed_offsets(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return start offsets in the command line's form: `TOPIC=earliest`, `TOPIC={"0":23}`."""
     if not isinstance(offsets, Mapping):
         return [*offsets]
     return [

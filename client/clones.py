@@ -1,4 +1,4 @@
-"""Clones of an app: made, made anew, and removed; and the removal of any app."""
+"""Clones of an app: creation, refresh and removal; and the removal of any app."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 Progress = Callable[[int, int], None]
-"""Told how many SSTs are copied, and of how many."""
+"""Called with the number of SSTs copied, and the total."""
 
 
 @checked_methods
 class AppClones(AppHistory):
-    """What makes an app of another one, and what removes one."""
+    """Methods of an app that clone, refresh and remove."""
 
     def clone(
         self,
@@ -53,23 +53,22 @@ class AppClones(AppHistory):
         ttl: str = "",
         **options: Unpack[CloneOptions],
     ) -> Self:
-        """Make a new app from a moment of this one. State is copied only where `deep` or `masks` say so.
+        """Make a new app from a moment of this one. State is copied only with `deep` or `masks`.
 
         Args:
             to: the new app's name.
             at: the moment, as `at` takes it.
             store: the store root of the new app; default the same.
-            ttl: how long it is wanted, as `"3d"`; default for as long as nobody removes it. `remove_expired` of the
-                client then removes it.
+            ttl: time to live, as `"3d"`, after which the client's `remove_expired` removes the clone; default no limit.
 
         Returns:
-            The new app, which has not begun to run.
+            The new app, which has not run yet.
 
         Raises:
-            Usage: the name, the moment, a mask or the span is malformed, or nothing says where Kafka is.
-            NotFound: there is no such moment, topic, sink or column.
-            Refused: the name is taken, a topic does not hold the offsets, records in flight are gone, or a column
-                cannot be hidden.
+            Usage: the name, the moment, a mask or `ttl` is malformed, or no Kafka is configured.
+            NotFound: the moment, a topic, a sink or a column does not exist.
+            Refused: the name is taken, a topic does not have the offsets, in-flight records are lost, or a column
+                cannot be masked.
             Forbidden: this user may not pin the moment in the source.
         """
         self.cloned(self._ref(at), to, store, parse_ms("ttl", ttl) if ttl else 0, options)
@@ -86,12 +85,12 @@ class AppClones(AppHistory):
         dry_run: bool = False,
         on_progress: Progress = lambda _done, _all: None,
     ) -> Result:
-        """Clone from a whole ref, as `clone` does; `ttl_ms` 0 is for ever. Tells what was done, or would be."""
+        """Clone from a whole ref, as `clone` does, and return the result. A `ttl_ms` of 0 is no limit."""
         client, target = self._client, self._client.beside(store).store
-        said: dict[str, Any] = {name: value for name, value in options.items() if value}
-        terms = Terms(**{"owner": client.by, **said}, ttl_ms=ttl_ms)
+        chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
+        terms = Terms(**{"owner": client.by, **chosen}, ttl_ms=ttl_ms)
         with client.channels_of_clone(self.name, asks=bool(terms.topics or terms.sinks)) as channels:
-            made = make_clone(
+            result = make_clone(
                 client.store,
                 in_folder(client.store, source),
                 to,
@@ -103,22 +102,22 @@ class AppClones(AppHistory):
                 dry_run=dry_run,
                 on_progress=on_progress,
             )
-        client.note_thinned(source, made.source.thinned)
-        runs = made.done and has_run(target, made.info)
-        return shown.cloned(made, source, store, runs=runs, dry_run=dry_run)
+        client.note_thinned(source, result.source.thinned)
+        runs = result.done and has_run(target, result.info)
+        return shown.cloned(result, source, store, runs=runs, dry_run=dry_run)
 
     def refresh(self, *, on_progress: Progress = lambda _done, _all: None, **options: Unpack[RefreshOptions]) -> Result:
-        """Make this clone anew.
+        """Recreate this clone from the newest moment of its source.
 
         Raises:
-            NotFound: there is no such app.
-            Refused: it is no clone, has everything of its own, others live from it, it has the name of another app by a
-                promotion, or it could not be made anew.
+            NotFound: the app does not exist.
+            Refused: the app is no clone, is a full copy, has clones itself, was promoted over another app, or could not
+                be recreated.
         """
         client, dry_run = self._client, options["dry_run"]
         self._check_allowed("to make it anew", options)
         check_exclusion(client.store, self.name, Intent.REFRESH, *HERE, dry_run=dry_run)
-        # Of the clone itself, half may be gone: the source says what it is, and has the archive.
+        # An interrupted refresh may have removed half of the clone: read its terms from the source.
         made_from = origin_of(client.store, self.name)
         source = client.beside(made_from.root)
         is_copy = source.channels() is None or asks_nobody(source.store, made_from.app)
@@ -133,7 +132,7 @@ class AppClones(AppHistory):
                 dry_run=dry_run,
                 on_progress=on_progress,
                 fence=options["fence"],
-                # Where its sinks were, is no place in what they will be. Its topics become those of the new one.
+                # Places of sinks in the old clone mean nothing in the new one. The new clone reuses the topics.
                 outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
                 on_wait=client.note,
             )
@@ -142,21 +141,24 @@ class AppClones(AppHistory):
         return shown.refreshed(done, name, dry_run=dry_run)
 
     def remove(self, **options: Unpack[RemoveOptions]) -> Result:
-        """Remove the app. Of a clone, the snapshot that kept what it shared goes with it.
+        """Remove the app. For a clone, the snapshot that kept its files in the source is removed as well.
 
         Raises:
-            Usage: nothing says where Kafka is, for `topics`.
-            NotFound: there is no such app.
-            Refused: a clone lives from it, a runner holds it, or it has the name of another app by a promotion; or
-                Kafka does not let topics be removed.
+            Usage: `topics` is set and no Kafka is configured.
+            NotFound: the app does not exist.
+            Refused: a clone uses its files, a runner holds it, it was promoted over another app, or Kafka denies the
+                removal of topics.
         """
         topics, dry_run = options["topics"], options["dry_run"]
         self._check_allowed("to remove it", options)
-        done = _removed(self._client, self.name, options, force=options["force"])
+        done = _remove(self._client, self.name, options, force=options["force"])
         return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
     def remove_clone(self, **options: Unpack[RemoveCloneOptions]) -> Result:
-        """`remove`, of a clone alone, half a one too. Raises as that, and `Refused` where it is no clone."""
+        """Remove the app if it is a clone, even an incomplete one.
+
+        Raises as `remove` does, and `Refused` for an app that is no clone.
+        """
         store = self._client.store
         info = find_app(store, self.name)
         if info is not None and info.origin is None:
@@ -166,40 +168,40 @@ class AppClones(AppHistory):
             )
         return self.remove(**options)
 
-    def _check_allowed(self, what: str, options: GuardedOptions) -> None:
-        """Raise `Protected` where the app is, and its name was not typed."""
+    def _check_allowed(self, action: str, options: GuardedOptions) -> None:
+        """Raise `Protected` if the app is protected and its name was not given."""
         if not options["dry_run"]:
-            protection.check(self._client.store, self.name, what, options["yes_really"], self.called)
+            protection.check(self._client.store, self.name, action, options["yes_really"], self.called)
 
 
 def listed(client: Backends, source: str) -> Result:
-    """The clones that the store knows of; see `Client.clones`."""
+    """List the clones that the store knows. See `Client.clones`."""
     return shown.listed(_clones(client, source), source, instants.now_ms(), client.root)
 
 
 def remove_expired(client: Backends, source: str, options: ExpiredOptions) -> Result:
-    """Remove the clones whose time is over; see `Client.remove_expired`."""
+    """Remove the expired clones. See `Client.remove_expired`."""
     now_ms = instants.now_ms()
-    over = [each for each in _clones(client, source) if each.root == client.root and each.is_over(now_ms)]
-    gone: list[Removed] = []
-    left: dict[str, SlackwaterError] = {}
-    for each in [each for each in over if each.is_expired(now_ms)]:
+    ended = [clone for clone in _clones(client, source) if clone.root == client.root and clone.is_over(now_ms)]
+    removed: list[Removed] = []
+    errors: dict[str, SlackwaterError] = {}
+    for expired in [clone for clone in ended if clone.is_expired(now_ms)]:
         try:
-            protection.check(client.store, each.name, "to remove it", "")
-            gone.append(_removed(client, each.name, options))
-        except Refused as error:  # the others all the same
-            left[each.name] = error
-    promoted = {each.name: each.called for each in over if each.called}
-    return shown.expired(gone, left, promoted, dry_run=options["dry_run"])
+            protection.check(client.store, expired.name, "to remove it", "")
+            removed.append(_remove(client, expired.name, options))
+        except Refused as error:  # continue with the others
+            errors[expired.name] = error
+    promoted = {clone.name: clone.called for clone in ended if clone.called}
+    return shown.expired(removed, errors, promoted, dry_run=options["dry_run"])
 
 
 def _clones(client: Backends, source: str) -> tuple[KnownClone, ...]:
     return clones(client.store, folder_of(client.store, source) if source else "")
 
 
-def _removed(client: Backends, name: str, options: ExpiredOptions, *, force: bool = False) -> Removed:
-    # Says what is missing before anything is done.
-    channels = client.known_channels("which have its topics") if options["topics"] else None
+def _remove(client: Backends, name: str, options: ExpiredOptions, *, force: bool = False) -> Removed:
+    # Raises before anything is removed.
+    channels = client.known_channels("to delete its topics") if options["topics"] else None
     return remove_app(
         client.store,
         name,
@@ -214,12 +216,12 @@ def _removed(client: Backends, name: str, options: ExpiredOptions, *, force: boo
 
 
 def remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
-    """Remove what an app that goes has in Kafka. Raises `Refused` where Kafka does not let us."""
+    """Remove the topics and consumer groups of a removed app. Raises `Refused` if Kafka denies it."""
     if channels is None:
         return
     if refused := channels.kafka.delete_topics(removal.topics):
-        why = f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}"
-        raise Refused(why, hint="remove them yourself, then say it again without --topics")
+        why = f"Kafka denied the deletion of these topics of {removal.app}: {', '.join(refused)}"
+        raise Refused(why, hint="delete them yourself, then run it again without --topics")
     channels.kafka.delete_groups(_groups(removal))
 
 

@@ -1,4 +1,4 @@
-"""Replicas of an app under other store roots, and the app made of one of them when its own is lost."""
+"""Replicas of an app under other store roots, and recovery of an app from one of them."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
@@ -21,14 +21,14 @@ from .show.shown import Result
 if TYPE_CHECKING:
     from .searches import Reports
 
-_GOES_ON = "in which the app goes on"
+_GOES_ON = "to run the app"
 _LOOK_S = 5.0
-"""How long the root where the app ran is waited for: it is lost, perhaps."""
+"""Seconds to wait for the original store, which may be lost."""
 
 
 @checked_methods
 class AppFailover(AppReleases):
-    """What copies an app elsewhere, and what makes it run there."""
+    """Methods of an app that replicate and recover it."""
 
     def replicate(
         self,
@@ -38,16 +38,16 @@ class AppFailover(AppReleases):
         dry_run: bool = False,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Result:
-        """Copy to another store root what its replica there lacks.
+        """Copy to another store root what the replica there lacks.
 
-        The replica can be read as the app can, by whoever opens that root. What was on the way between stages is kept
-        with it, where something says where Kafka is. Called again, it copies what is new; `replicator` goes on by
-        itself. `workers` objects are copied at once; `on_progress` is told how many were, and of how many bytes.
+        The replica can be read like the app by a client of that root. In-flight records are kept with it if Kafka is
+        configured. A second call copies what is new; `replicator` runs continuously. `workers` objects are copied in
+        parallel; `on_progress` is called with the objects and bytes copied.
 
         Raises:
-            Usage: the root is the app's own, or cannot be understood.
-            Refused: the root has something else of that name, or lies inside the app's; the replica was recovered, was
-                written to by others, or is older than what garbage collection left.
+            Usage: the root is the app's own, or malformed.
+            Refused: the root has another object of that name, or lies inside the app's; the replica was recovered, was
+                written to by others, or is older than the history that garbage collection kept.
             Forbidden: this user may not write there.
         """
         read_app(self._client.store, self.name)
@@ -55,7 +55,7 @@ class AppFailover(AppReleases):
         if dry_run:
             return shown.to_copy(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
-            self._client.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
+            self._client.note("note: no Kafka configured (--kafka), so in-flight records are not replicated")
         return shown.copied(self.called, copies.target.url, copies.round())
 
     def replicator(
@@ -65,14 +65,14 @@ class AppFailover(AppReleases):
         workers: int = WORKERS,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Replicator:
-        """What copies the app there, a round at a time."""
+        """Return a replicator of the app to that root, which copies in rounds."""
         client = self._client
         kafka = client.known_channels(_GOES_ON) if client.settings.brokers else None
         at = client.store.at(to)
         return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
     def end_replica(self, to: str) -> Result:
-        """Count a replica no more, as it is not kept up to date; what was copied stays. One request."""
+        """Stop tracking a replica; copied data is kept. One request."""
         read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
         return shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
@@ -83,24 +83,24 @@ class AppFailover(AppReleases):
         offsets: Mapping[str, int] | None = None,
         as_it_is: bool = False,
         dry_run: bool = False,
-        doing: Callable[[str], None] = lambda _what: None,
+        doing: Callable[[str], None] = lambda _line: None,
         **options: Unpack[FailoverOptions],
     ) -> Result:
-        """Make the app of this replica, the root of which was opened: it runs here from then on, in this Kafka.
+        """Make this replica, opened by its root, a runnable app in its own store and Kafka.
 
-        Each stage gets a version under the next epoch, with what the replica's cut has, and what was on the way then.
+        Each stage gets a version under the next epoch, with the state of the replica's cut and its in-flight records.
 
         Args:
-            offsets: where partitions are read on, `"TOPIC[0]"` as the app read them: for those who know.
-            as_it_is: copy nothing more from where the app ran.
-            dry_run: only look: what is lost, in seconds and offsets, and where topics are read on.
-            doing: told in words what goes on.
+            offsets: next offset of partitions, by `"TOPIC[0]"` in the app's names; overrides what is detected.
+            as_it_is: copy no newer versions from the original store.
+            dry_run: only show what is lost, in seconds and offsets, and where topics continue.
+            doing: called with a line about the current step.
 
         Raises:
-            Usage: nothing says where Kafka is.
-            NotFound: there is no replica of that name, or no topic.
-            Refused: the replica is not whole; somebody else recovers it; it cannot be told where a topic is read on; or
-                what was on the way is kept nowhere.
+            Usage: no Kafka is configured.
+            NotFound: there is no replica of that name, or a topic does not exist.
+            Refused: the replica is incomplete, another recovery is in progress, the offset at which a topic continues
+                is unknown, or in-flight records are kept nowhere.
         """
         client, mirror = self._client, options["mirror"]
         kafka = client.known_channels(_GOES_ON)
@@ -111,7 +111,7 @@ class AppFailover(AppReleases):
             primary=None if options["alone"] else self._open_primary,
             terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
-            # A mirror has no repartition topics of the app's, and another cluster cannot be read from here.
+            # A mirror lacks the app's repartition topics, and the original cluster cannot be read from here.
             reader=kafka if mirror is None else None,
             as_it_is=as_it_is or mirror is not None,
             dry_run=dry_run,
@@ -125,18 +125,18 @@ class AppFailover(AppReleases):
         offsets: Mapping[str, int] | None = None,
         keep: bool = False,
         reports: "Reports | None" = None,
-        doing: Callable[[str], None] = lambda _what: None,
+        doing: Callable[[str], None] = lambda _line: None,
         **options: Unpack[FailoverOptions],
     ) -> Result:
-        """Try a recovery of this replica, as a clone of it that goes again, unless `keep` says that it stays.
+        """Recover this replica into a temporary clone and verify the clone; with `keep`, the clone stays.
 
-        Neither the app nor the replica changes. The result says which cut it was, how old, what each step took, and
-        that what would run is what the app was: its checksums are compared, and every byte is read again. `failed` says
-        whether anything is not. `offsets` are those of `recover`, `reports` files to write it to. Raises as `recover`.
+        Neither the app nor the replica changes. The result has the cut, its age, the duration of each step, and the
+        verification: checksums are compared, and every byte is read again. `failed` is True if anything differs.
+        `offsets` are as for `recover`; `reports` are files for the report. Raises as `recover` does.
         """
         client = self._client
-        channels = client.known_channels("in which the app would go on")
-        found = drill(
+        channels = client.known_channels("to run the app")
+        result = drill(
             client.store,
             self.name,
             client.known_channels(_GOES_ON),
@@ -148,8 +148,8 @@ class AppFailover(AppReleases):
             doing=doing,
         )
         if reports is not None:
-            reports.put(client, shown.page(found))
-        return shown.drilled(found)
+            reports.put(client, shown.page(result))
+        return shown.drilled(result)
 
     def _open_primary(self, root: str) -> ObjectStore:
         from ..store.objects.open import open_store

@@ -1,4 +1,4 @@
-"""What an app has been: its moments and snapshots, what changed between them, and what made something wrong."""
+"""Read access to an app's history: moments, snapshots, log, changes of keys, and the search for a bad commit."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -59,10 +59,10 @@ from .when import HasMoments, in_words
 
 @checked_methods
 class AppHistory(HasMoments):
-    """The history of an app: read, searched, and pinned by snapshots. `StoredApp` has what changes an app.
+    """The history of an app: read, searched, and pinned by snapshots. `StoredApp` adds changes.
 
-    Whatever reads it raises `Corruption` when an object is not what a manifest promises, and `Unavailable` when the
-    store or Kafka does not answer.
+    Methods raise `Corruption` if an object does not match its manifest, and `Unavailable` if the store or Kafka does
+    not answer.
     """
 
     _inner = frozenset((
@@ -72,84 +72,84 @@ class AppHistory(HasMoments):
 
     def __init__(self, client: Backends, name: str, called: str = "") -> None:
         self.name = name
-        """Of its folder: its own name, until another app was promoted over it."""
+        """Name of the app's folder: its original name, also after a promotion."""
         self.called = called or name
-        """As it was asked for."""
+        """Name by which the app was opened."""
         self._client = client
 
     def status(self) -> Result:
-        """How far each stage is, who runs it, and what its tables take; the lag of topics needs Kafka."""
+        """Show each stage's state, runner, table sizes and lag. The lag of users' topics needs Kafka."""
         return status(self._client, self.called)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Its snapshots, oldest first. One listing, and one read for each."""
+        """Snapshots of the app, oldest first. One listing, and one read per snapshot."""
         return list_snapshots(self._client.store, self.name)
 
     def all_snapshots(self) -> Result:
-        """Its snapshots, and those that it was asked for."""
-        taken, requests = self.snapshots, open_requests(self._client.store, self.name)
-        return snapshots.snapshots(self.name, taken, requests, waiting_for(self._client, self.name, requests))
+        """List the app's snapshots and the open requests for one."""
+        complete, requests = self.snapshots, open_requests(self._client.store, self.name)
+        return snapshots.snapshots(self.name, complete, requests, waiting_for(self._client, self.name, requests))
 
     def describe(self, name: str) -> Result:
-        """A snapshot: its versions, where its inputs stood, and what was on the way. Raises `NotFound`."""
+        """Show a snapshot's versions, input offsets and in-flight records. Raises `NotFound`."""
         store = self._client.store
-        found = read_snapshot(store, self.name, name)
-        cut = of_snapshot(store, found)
-        return snapshots.snapshot(found, cut, in_flight(store, cut))
+        snapshot = read_snapshot(store, self.name, name)
+        cut = of_snapshot(store, snapshot)
+        return snapshots.snapshot(snapshot, cut, in_flight(store, cut))
 
     def at(self, moment: When = "now", *, stage: str = "") -> Moment:
-        """A moment of the app: consistent over all its stages, and always the same once it is here.
+        """Return a moment of the app: consistent over all stages, and fixed once returned.
 
         Args:
-            moment: what stands behind the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
-                ISO form (local, unless it says otherwise) or a datetime, `~3` for commits of data back, `now`. A whole
-                ref, as `log` and `bisect` show it, will do.
-            stage: a moment of this stage: then also one of its versions, `v42`.
+            moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
+                ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole ref, as
+                `log` and `bisect` print it, works too.
+            stage: a moment of this stage, which may also be a version, `v42`.
 
         Raises:
-            Usage: that is no moment, or one of another app, or the client is closed.
-            NotFound: there is no such snapshot, stage or version, or the history begins later.
+            Usage: the moment is malformed or of another app, or the client is closed.
+            NotFound: the snapshot, stage or version does not exist, or the history begins later.
         """
         now_ms, ref = instants.now_ms(), self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
     def of_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
-        """The moment of these versions, as `Moment.versions` of one of the app gives them. A request each, or none.
+        """Return the moment of these versions, as `Moment.versions` has them. At most one request per stage.
 
-        Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` where a version is gone.
+        Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` if a version was deleted.
         """
         store = self._client.store
         stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
         return Moment(self._client, f"{self.name}@now", Cut(self.name, stages, seen_ms=seen_ms))
 
     def newer(self, moment: Moment) -> Moment | None:
-        """The newest moment, where a stage has committed since this one, which was the newest; None where none has.
+        """Return the newest moment if a stage has committed since `moment`, else None.
 
-        A request a stage, and those of `at` where there is a newer one. A stage that has begun since is not seen.
+        One request per stage, and those of `at` for a newer moment. A stage that began after `moment` is not noticed.
         """
         heads = moment.cut.stages.values()
 
         def is_over(head: Manifest) -> bool:
             return history_of.find(self._client.store, head.app, head.stage, head.version + 1) is not None
 
-        # Side by side, where there are several: each is a request.
-        each = at_once().map if len(heads) > 1 else map
-        return self.at() if any(each(is_over, heads)) else None
+        # Each check is a request: run them in parallel.
+        run_all = at_once().map if len(heads) > 1 else map
+        return self.at() if any(run_all(is_over, heads)) else None
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
-        """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.
+        """Take a snapshot of the running app, with its in-flight records, and return its moment.
 
         Args:
-            name: what to call it.
-            instant: pin the newest consistent moment instead, which asks no stage: for an app that does not run.
-                Records in flight are kept then if it is known where Kafka is.
-            timeout_s: how long to wait for the stages; after that the request is withdrawn.
+            name: the snapshot's name.
+            instant: pin the newest consistent moment without asking the stages, for a stopped app. In-flight records
+                are kept if Kafka is configured.
+            timeout_s: how long to wait for the stages before the request is withdrawn.
 
         Raises:
-            Usage: no snapshot can have this name.
-            Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
-            Unavailable: a stage did not answer in time and is named.
+            Usage: the name is malformed.
+            Refused: the name is taken, in-flight records are lost, or the app has no stage left.
+            Unavailable: a stage, which is named, did not answer in time.
         """
         self.take(name, instant=instant, timeout_s=timeout_s)
         return self.at(name)
@@ -163,48 +163,48 @@ class AppHistory(HasMoments):
         wait: bool = True,
         on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
-        """What `snapshot` does, telling how far it is; without `wait`, it is only asked for."""
+        """Take a snapshot as `snapshot` does, with progress; without `wait`, only request it."""
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
         read_app(store, app)
-        alone = asks_nobody(store, app)
-        instant = instant or alone
+        is_unattended = asks_nobody(store, app)
+        instant = instant or is_unattended
 
         def is_new() -> bool:
-            # A call that was interrupted is typed again: it finds what that one took, or its request.
+            # After an interruption, the same call finds the snapshot or the request of the first one.
             return taking.taken_already(store, app, name, "markers", by=by, now_ms=now_ms) is None
 
         if not wait and not instant and is_new():
-            asked, already = ask(store, app, name, by=by)
-            return snapshots.requested(app, asked, already=already)
+            request, already = ask(store, app, name, by=by)
+            return snapshots.requested(app, request, already=already)
         if not instant and not runners.beats(store, app, now_ms) and is_new():
             up_to = format_ms(round(timeout_s * 1_000))
             client.note(
-                f"nobody runs {app} now: this waits up to {up_to} for a runner to take the snapshot, and withdraws it "
-                "then (--no-wait leaves it to the next runner, --instant needs none)"
+                f"{app} is not running: waiting up to {up_to} for its next run to take the snapshot, then withdrawing "
+                "the request (--no-wait keeps the request; --instant pins the newest committed moment now)"
             )
         reader = client.channels_of(self.name)
-        taken, already = take(
+        snapshot, already = take(
             store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
         )
-        if instant and reader is None and not already and not alone:
-            client.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-        return snapshots.taken(taken, already=already)
+        if instant and reader is None and not already and not is_unattended:
+            client.note("in-flight records are not kept with the snapshot: no Kafka configured (--kafka)")
+        return snapshots.taken(snapshot, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
-        """Remove a snapshot, or withdraw the request for one; with `force` also one that a clone lives from.
+        """Remove a snapshot, or withdraw the request for one; with `force`, even if a clone uses it.
 
-        Raises `NotFound` where there is none, and `Refused` where a clone lives from it.
+        Raises `NotFound` for an unknown snapshot, and `Refused` if a clone uses it.
         """
         client = self._client
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
         return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
 
     def log(self, limit: int = 20, *, stage: str = "", replayable: bool = False) -> Log:
-        """The newest `limit` commits (0 for all), newest first: of the app, or of one stage.
+        """Return the newest `limit` commits (0 for all) of the app or of one stage, newest first.
 
-        With `replayable`, Kafka is asked whether it still holds what each version read, where it is known. Raises
-        `NotFound` for the stage.
+        With `replayable`, Kafka is asked whether it still has each version's input, if Kafka is configured. Raises
+        `NotFound` for an unknown stage.
         """
         client = self._client
         topics = client.channels_of(self.name) if replayable else None
@@ -212,25 +212,25 @@ class AppHistory(HasMoments):
             try:
                 return Log(entries(client.store, self.name, limit, stage=stage, held_of=topics.held()))
             except (Unavailable, Refused) as error:
-                client.note(f"note: nobody knows what can be replayed: {error.message}")
+                client.note(f"note: cannot tell which versions can be replayed: {error.message}")
         return Log(entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """The commits between two times (0: the first, the newest) as about so many points, and what stands out.
+        """Return the commits between two times (0: the first, the newest), thinned out to about `points`.
 
-        Where there are more commits than points, they are thinned out: the cost follows the points.
+        Includes snapshots and other marks. The cost is proportional to the points, not to the commits.
         """
         return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
 
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
-        """The stages now, with lag, watermarks and snapshots under way, or as they were at a moment; for machines."""
+        """Return the stages now, with lag, watermarks and open snapshots, or at a moment, as data for JSON."""
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
-        """The newest `limit` things done to the app (0 for all), by whom and why. Of one that is gone, its end.
+        """Return the newest `limit` operations on the app (0 for all), with user and reason.
 
-        Raises `Usage` for a time, as `at` takes them, or a verb that is none, and `NotFound` where there is, and was,
-        no such app.
+        For a removed app, returns its removal. Raises `Usage` for an unknown verb or a malformed time, and `NotFound`
+        for an app that never existed.
         """
         store, by, verb = self._client.store, options["by"], options["verb"]
         since_ms, until_ms = self._time_ms(options["since"], 0), self._time_ms(options["until"], sys.maxsize)
@@ -241,30 +241,30 @@ class AppHistory(HasMoments):
 
         try:
             read_app(store, self.name)
-            found = list_operations(store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
+            matches = list_operations(store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
         except NotFound:
             if (removed := removal_of(store, self.name)) is None:
                 raise
-            found = tuple(filter(is_meant, (removed.operation,)))  # its log is gone with it
-        if verb and not found:
+            matches = tuple(filter(is_meant, (removed.operation,)))  # its log was removed as well
+        if verb and not matches:
             check_verb(verb)
-        return history.operations(found, self.name, is_filtered=any(options.values()))
+        return history.operations(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
-        """A time as a ref has it. Raises `Usage` where it is another moment."""
+        """Parse a time as it is written in a ref. Raises `Usage` for any other moment."""
         if not time:
             return default
         moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
         if not isinstance(moment, AtTime):
-            raise Usage(f"{time} is no time", hint="for example 2026-11-21T07:12, or -5m")
+            raise Usage(f"{time} is not a time", hint="for example 2026-11-21T07:12, or -5m")
         return moment.time_ms
 
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """What `Moment.verify` does, for a whole ref, whose manifests may be damaged, too."""
+        """Verify the moment of a whole ref, as `Moment.verify` does, even if manifests are damaged."""
         client, now_ms = self._client, instants.now_ms()
-        found = verify(
+        report = verify(
             client.store,
             in_folder(client.store, ref),
             now_ms=now_ms,
@@ -273,18 +273,18 @@ class AppHistory(HasMoments):
             topics=client.channels_where_needed(TOPICS_SAY, self.name),
             on_progress=on_progress,
         )
-        client.note_thinned(ref, found.thinned_out)
-        return found
+        client.note_thinned(ref, report.thinned_out)
+        return report
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
-        """The newest `limit` changes (0 for all) of the row of one key, newest first, over the versions that are left.
+        """Return the newest `limit` changes (0 for all) of one key's row, newest first, over the kept versions.
 
-        `key` is what `Moment.get` takes, with the same errors.
+        `key` is as for `Moment.get`, with the same errors.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
 
-        forgotten.newest(client.store, self.name)  # a client may be open for long
+        forgotten.newest(client.store, self.name)  # a client may have been open for long
 
         def found() -> RowHistory:
             return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
@@ -292,9 +292,9 @@ class AppHistory(HasMoments):
         return KeyHistory(again_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """The input behind versions of a stage: on its own inputs, and on the users' topics.
+        """Return the input offsets behind versions of a stage: on its own inputs, and on users' topics.
 
-        Of one version, default the newest; or of those that follow `after`, up to it. Raises `NotFound`.
+        Covers one version, by default the newest; with `after`, the versions after that up to it. Raises `NotFound`.
         """
         store = self._client.store
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
@@ -302,9 +302,9 @@ class AppHistory(HasMoments):
         return trace(store, low, high)
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
-        """The newest `limit` records (0 for all) that stages rejected and that wait to be retried.
+        """Return the newest `limit` rejected records (0 for all) that wait for a retry.
 
-        Raises `NotFound` for the stage.
+        Raises `NotFound` for an unknown stage.
         """
         client, cut = self._client, Moment.around(self._client, self.name, "read").cut
         return rejected(client.store, client.cache, cut, limit=limit, **options)
@@ -318,43 +318,43 @@ class AppHistory(HasMoments):
         on_step: Callable[[Evaluation], None] | None = None,
         **options: Unpack[SearchOptions],
     ) -> Bisection:
-        """Find the first commit, of any stage, at which something is wrong.
+        """Find the first commit, of any stage, at which the state is wrong.
 
-        One of four ways says what that is: `where`, `check`, `python` or `run`. A condition may be over the rows of one
-        table, or their aggregates; one of `check` that is NULL holds.
+        Exactly one of `where`, `check`, `python` and `run` tells bad moments from good ones. A condition applies to the
+        rows of one table or to their aggregates; a `check` that is NULL holds.
 
         Args:
-            python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
-                good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
+            python: a function that gets a DuckDB connection with the tables as views, and returns True for a good
+                moment. It may use `assert` instead, and raise `unittest.SkipTest` to skip the moment.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
-                `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
-            code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
-                its cause is found (`Bisection.cause`), and the input record where that is one (`Bisection.record`).
-                With the file that ran before a deploy beside it, both are compared.
-            on_step: told of each evaluation.
+                `$SLACKWATER_REF`; exit code 0 is good, 125 skips, any other code below 128 is bad.
+            code: the file of the program that ran: the commit is replayed on a local Spark to find its cause
+                (`Bisection.cause`), and the input record if there is one (`Bisection.record`). A list with the file
+                that ran before a deploy compares both.
+            on_step: called with each evaluation.
 
         Raises:
-            Usage: a moment or the SQL is malformed, or there is no predicate, or more than one; or nothing says where
-                Kafka is, for `code`.
-            NotFound: there is no such moment, table or column.
-            Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
-            SlackwaterError: the function raised something, or the command stopped the search.
+            Usage: a moment or the SQL is malformed, not exactly one predicate is given, or `code` is given and no Kafka
+                is configured.
+            NotFound: a moment, table or column does not exist.
+            Refused: the moment `bad` is good, the moment `good` is bad, or `good` is not before `bad`.
+            SlackwaterError: the function raised an error, or the command stopped the search.
         """
         client, predicate = self._client, self._predicate(options, python, run)
         codes = [code] if isinstance(code, str | Path) else code
         if codes:
-            for each in codes:
-                program_file(each)
-            _ = client.known_channels("which have the records to replay")
+            for file in codes:
+                program_file(file)
+            _ = client.known_channels("to read the records to replay")
         good, bad = self.whole_ref(options["good"]), self.whole_ref(options["bad"])
         verdict = self.search(predicate, good=good, bad=bad, edge=options["edge"], on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
-        behind = cause_behind(client, verdict, codes or None)
+        explanation = cause_behind(client, verdict, codes or None)
         bad_moment = Moment(client, verdict.bad_ref, verdict.bad)
-        return Bisection(verdict, good_moment, bad_moment, behind.guilty, behind.cause)
+        return Bisection(verdict, good_moment, bad_moment, explanation.guilty, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """What `bisect` does, with any predicate; `how` is what `search.bisect` takes: whole refs for the ends."""
+        """Search with any predicate. `how` has the other arguments of `search.bisect`, with whole refs as ends."""
         client = self._client
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
@@ -366,61 +366,58 @@ class AppHistory(HasMoments):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[CheckOptions],
     ) -> Result:
-        """Run past versions with the program of a file again; `failed` says whether anything differs.
+        """Check that a program is deterministic, by replaying past versions; `failed` is True if anything differs.
 
-        What differs is named with its keys and the most likely reason. Versions whose records Kafka does not have any
-        more are passed over. `on_progress` is told in words what goes on.
+        Differences are listed with their keys and the likely cause. Versions whose input Kafka has deleted are skipped.
+        `on_progress` is called with a line about the current step.
 
         Raises:
-            Usage: nothing says where Kafka is; or the program declares something that cannot be.
-            NotFound: there is no such file, stage or app.
-            Refused: the program does not run, or there is nothing to run again.
+            Usage: no Kafka is configured, or the program's declarations are invalid.
+            NotFound: the file, a stage or the app does not exist.
+            Refused: the program does not run, or there is no version to replay.
         """
         return check(self._client, code, self.name, options, on_progress)
 
     def note_input_gone(self) -> None:
-        """Tell of which versions Kafka does not hold the input any more, where it is known where Kafka is."""
+        """Note the versions whose input Kafka has deleted, if Kafka is configured."""
         client = self._client
         if (topics := client.channels_of(self.name)) is None:
             return
         try:
             gone = unreplayable(client.store, self.name, topics.held())
         except (Unavailable, Refused) as error:
-            client.note(f"note: nobody knows what Kafka still holds: {error.message}")
+            client.note(f"note: cannot tell which input Kafka still has: {error.message}")
             return
         if gone:
-            versions = ", ".join(f"{stage} up to v{left.version}" for stage, left in gone.items())
-            topics_now = {topic: None for left in gone.values() for topic in left.replaced}
+            versions = ", ".join(f"{stage} up to v{lost_input.version}" for stage, lost_input in gone.items())
+            topics_now = {topic: None for lost_input in gone.values() for topic in lost_input.replaced}
             why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
-            told = f"Kafka does not hold all input any more of {versions}{why}: these can be found, not replayed"
-            client.note(f"note: {told}")
+            note = f"Kafka has deleted input of {versions}{why}: a search can find these versions, but not replay them"
+            client.note(f"note: {note}")
 
     def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
-        """What says whether a moment is bad. Raises `Usage` unless just one does, and `NotFound` for the table."""
-        asked = Asked(self.name, options["where"], options["check"], options["table"], run=run)
+        """Return the predicate of a search. Raises `Usage` unless there is one, and `NotFound` for the table."""
+        question = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
-            if not asked.by_hand:
-                return asked.predicate(self._client.store)
-        elif asked.by_hand:
+            if not question.by_hand:
+                return question.predicate(self._client.store)
+        elif question.by_hand:
             return Python(getattr(python, "__name__", "function"), python)
-        raise Usage("say what is wrong by one of where=, check=, python= and run=")
+        raise Usage("give exactly one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
-        """A moment, as `at` takes it, as a whole ref, by which a search names its ends; `beginning` is one, too.
-
-        None, where nothing says which. Raises `Usage`.
-        """
+        """Return a moment as a whole ref, or `beginning`; None without a moment. Raises `Usage`."""
         return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 
     def _ref(self, moment: When, stage: str = "") -> str:
         text = in_words(moment)
         if "@" in text or "/" in text:
-            of = text.partition("@")[0].partition("/")[0]
-            if of not in (self.name, self.called):
-                raise Usage(f"{text} is a moment of another app; expected one of {self.called!r}")
-            text = self.name + text[len(of) :]
+            app = text.partition("@")[0].partition("/")[0]
+            if app not in (self.name, self.called):
+                raise Usage(f"{text} is a moment of another app; expected a moment of {self.called!r}")
+            text = self.name + text[len(app) :]
             if stage:
-                raise Usage(f"{text} is a whole ref, and stage {stage!r} beside it says something else; leave one out")
+                raise Usage(f"{text} is a whole ref, which cannot be combined with stage {stage!r}; omit one of them")
             return text
         return f"{self.name}/{stage}@{text}" if stage else f"{self.name}@{text}"
 

@@ -1,4 +1,4 @@
-"""State as Iceberg tables: a moment written as such, once or each time that it is another one."""
+"""Export of a moment's tables as Iceberg tables, once or repeatedly."""
 
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from ..operations.exchange.iceberg.export import WrittenTable
 
 KEEP_MS = HOUR_MS
-"""How long an Iceberg snapshot stays that another has replaced, where nobody says."""
+"""Default milliseconds that a replaced Iceberg snapshot stays readable."""
 
 
 class IcebergTables:
-    """A ref whose tables are kept as Iceberg tables under a root: `s3://bucket/prefix`, or a folder.
+    """Export of a ref's tables as Iceberg tables under a root, `s3://bucket/prefix` or a folder.
 
     Args:
         client: the store.
-        ref: the moment; one such as `app` is another one each time that it is written.
-        root: where the tables' folders are to be; not within an app.
+        ref: the moment; a ref such as `app` names a newer moment at each write.
+        root: the root of the tables' folders; not within an app.
         tables: only these; default all.
-        keep_ms: how long a snapshot stays that another has replaced, in milliseconds.
+        keep_ms: how long a replaced Iceberg snapshot stays readable.
 
     Raises:
         Usage: the ref or the root is malformed.
-        Refused: the package pyiceberg is not installed, or nobody else can read the store.
+        Refused: the package pyiceberg is not installed, or the store is in memory.
     """
 
     def __init__(
@@ -47,28 +47,28 @@ class IcebergTables:
         self._client, self._tables = client, tuple(tables)
         target = client.store.at(root)
         if client.root.startswith("memory:"):
-            raise Refused("a store in memory can be read by this process alone: its tables cannot be Iceberg tables")
+            raise Refused("an in-memory store cannot be exported to Iceberg: no other process can read it")
         self.root = target.url
         self._export = IcebergExport(client.store, client.cache, target, client.by, keep_ms)
 
     def check_moves(self) -> None:
-        """Raise `Usage` for a ref that is the same moment for ever."""
+        """Raise `Usage` for a ref that always names the same moment."""
         if not parse(in_folder(self._client.store, self.ref), now_ms=instants.now_ms()).moves:
             raise Usage(
-                f"{self.ref!r} is one moment for ever: there is nothing to keep up with",
-                hint="leave --every away, or name the app alone",
+                f"{self.ref!r} always names the same moment, so there is nothing to keep up to date",
+                hint="omit --every, or name only the app",
             )
 
     def record(self, app: str) -> None:
-        """Write into the app's log that its tables are exported."""
+        """Record the export in the app's log of operations."""
         named = f" ({', '.join(self._tables)})" if self._tables else ""
         record(
             self._client.store, app, "export", f"{self.ref}{named} as Iceberg tables in {self.root}", self._client.by
         )
 
     def write(self, cut: Cut) -> "tuple[WrittenTable, ...]":
-        """Write the cut that the ref is now; what became of each table.
+        """Write the tables of a cut and return the outcome for each.
 
-        Raises `NotFound`, `Refused`, `Corruption` and `Unavailable`; the same call finishes what was begun.
+        Raises `NotFound`, `Refused`, `Corruption` and `Unavailable`; the same call again finishes the write.
         """
         return self._export.write(cut, instants.now_ms(), only=self._tables)

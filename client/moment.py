@@ -1,4 +1,4 @@
-"""A moment of an app: one version of each stage, which can be queried, and which never changes; two around a fault."""
+"""A moment of an app, one version of each stage, for queries; and the result of a bisect, with two moments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..snapshot.cut.resolve import again_if_forgotten, as_known, resolve_around,
 from ..snapshot.query.columns import TableColumn, columns, get, look_up, parse_keys, select
 from ..store.objects.counting import CountingStore
 from ..store.objects.stats import Reads
-from ..store.read.multi_get import NO_HASTE, Haste
+from ..store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 
 class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
-    """The columns of each table, by its name."""
+    """Columns of each table, by table name."""
 
-    def __init__(self, ref: str, found: Mapping[str, tuple[TableColumn, ...]]) -> None:
-        super().__init__(found)
+    def __init__(self, ref: str, columns_by_table: Mapping[str, tuple[TableColumn, ...]]) -> None:
+        super().__init__(columns_by_table)
         self.ref = ref
 
     def _blocks(self) -> Iterator[Block]:
@@ -69,10 +69,10 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
 
 @checked_methods
 class Moment(Shown):
-    """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it but `forget`.
+    """State that all stages of an app had committed at one moment. Immutable, except that `forget` removes keys.
 
-    Whatever reads it raises `NotFound` when it was collected meanwhile, `Corruption` when an object is not what a
-    manifest promises, and `Unavailable` when the store or Kafka does not answer.
+    Methods raise `NotFound` if garbage collection removes the moment meanwhile, `Corruption` if an object does not
+    match its manifest, and `Unavailable` if the store or Kafka does not answer.
     """
 
     _inner = frozenset((
@@ -82,7 +82,7 @@ class Moment(Shown):
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
-        """As it was asked for, in the words of the command line."""
+        """Ref by which the moment was requested."""
         self._cut = cut
         self._known: object = None
         self._client = client
@@ -90,61 +90,61 @@ class Moment(Shown):
 
     @classmethod
     def around(cls, client: Backends, ref: str, done: str) -> Moment:
-        """The moment of a ref, for reading; notes say which stages cannot be read, and if it is another moment.
+        """Return the moment of a ref, with notes about stages that cannot be read and about a thinned-out history.
 
-        `done` is what happens to the one stage that is left then. Raises as `StoredApp.at`.
+        `done` is the participle in the notes, such as "read". Raises as `StoredApp.at` does.
         """
         cut, damage = resolve_around(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
-            client.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
+            client.note(f"only {', '.join(cut.stages)} is {done}: {damage.message}")
         client.note_thinned(ref, cut.thinned)
         return cls(client, ref, cut, is_whole=damage is None)
 
     @property
     def cut(self) -> Cut:
-        """Its manifests, as this process knows them."""
-        known = forgotten.peek(self._client.store, self._cut.app)
-        if known is not self._known:
-            self._cut, self._known = as_known(self._client.store, self._cut), known
+        """Manifests of the moment, without keys that this process knows to be forgotten."""
+        index = forgotten.peek(self._client.store, self._cut.app)
+        if index is not self._known:
+            self._cut, self._known = as_known(self._client.store, self._cut), index
         return self._cut
 
     def current(self) -> Cut:
-        """Its manifests, with what was forgotten up to now: a moment may be held for long. One listing."""
+        """Return the manifests without all keys forgotten up to now. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version of each stage, upstream first. Stages that had none are left out."""
+        """Version of each stage, upstream first; stages without a version are left out."""
         return self.cut.versions
 
     @property
     def time(self) -> datetime:
-        """When the newest of these versions was committed, in UTC."""
+        """Commit time of the newest of these versions, in UTC."""
         return datetime.fromtimestamp(self.cut.time_ms / 1_000, UTC)
 
     @property
     def thinned_out(self) -> Thinned | None:
-        """Set when garbage collection has left another moment than the one that was asked for, which this is."""
+        """Requested and answering times if garbage collection removed the requested moment, else None."""
         return self.cut.thinned
 
     @property
     def tables(self) -> Tables:
-        """The tables and their columns."""
-        return Tables(self.ref, {name: columns(each) for name, each in self.cut.tables.items()})
+        """Tables with their columns."""
+        return Tables(self.ref, {name: columns(manifest) for name, manifest in self.cut.tables.items()})
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What a query over the tables returns, as a DuckDB relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
+        """Query the tables with DuckDB SQL and return a relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
 
-        The rows are computed here and now, and held in memory by a connection of their own. So the relation lives for
-        as long as anybody has it, and whatever is done to it, neither the store nor this moment is touched. Records in
-        flight are `FROM inflight('CHANNEL')`, a table at another moment `FROM carriers AT '-1h'`, and one at many of
-        its versions `FROM versions('carriers', '-1h')`; relative times count from now.
+        The rows are computed immediately and held in memory by a connection of their own: the relation stays valid
+        independently of this moment, and operations on it do not touch the store. `FROM inflight('CHANNEL')` reads
+        in-flight records, `FROM carriers AT '-1h'` a table at another moment, and `FROM versions('carriers', '-1h')` a
+        table at each of many versions; relative times count from now.
 
         Raises:
-            Usage: the SQL is wrong, or does not only read; or asks for records in flight, and nothing says where Kafka
-                is; or for more versions than one query reads.
-            NotFound: it names a table, column or moment that there is not.
+            Usage: the SQL is wrong or is not read-only, reads in-flight records and no Kafka is configured, or reads
+                more versions than one query may.
+            NotFound: a table, column or moment does not exist.
         """
         from ..snapshot.query.answers import as_relation
 
@@ -158,24 +158,24 @@ class Moment(Shown):
         max_rows: int | None = None,
         on_moment: Callable[[Cut], None] = lambda _cut: None,
     ) -> tuple[pa.Table, dict[str, Cut]]:
-        """The rows that a query returns, and the other moments that it names, by their refs. Raises as `query`.
+        """Return the rows of a query, and the other moments that it reads, by ref. Raises as `query` does.
 
-        Notes tell which of its tables there were not yet, or had another name. `bounds` is what it may take, else
-        `TooMuch`; `on_moment` hears of each other moment before it is read, and may raise.
+        Notes name tables that did not exist yet or had another name. A query that exceeds `bounds` raises `TooMuch`.
+        `on_moment` is called with each other moment before it is read, and may raise.
         """
         from ..snapshot.query.answers import answer, shown_otherwise
         from ..snapshot.query.sql import names_channels
 
         client, cut = self._client, self.current()
-        others: dict[str, Cut] = {}
-        # A stage that could not be read is none that has not begun.
+        other_cuts: dict[str, Cut] = {}
+        # A damaged stage must not be reported as one that has not begun.
         later = later_stages(client.store, cut) if self._is_whole else {}
-        # Kafka is asked for records in flight alone.
+        # Kafka is needed only for in-flight records.
         reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
 
         def found(ref: str, other: Cut) -> None:
             on_moment(other)
-            others[ref] = other
+            other_cuts[ref] = other
 
         how: dict[str, Any] = {"reader": reader, "max_rows": max_rows, "now_ms": now_ms, "bounds": bounds}
         rows = answer(client.store, client.cache, cut, sql, later=later, on_moment=found, **how)
@@ -185,26 +185,26 @@ class Moment(Shown):
                 if name in named:
                     self._note_name(name, named[name].stage)
                 else:
-                    client.note(f"note: {name} had no version yet at {self.ref}: it has no rows there")
-        for ref, other in others.items():
+                    client.note(f"note: {name} had no version yet at {self.ref}, so it has no rows there")
+        for ref, other in other_cuts.items():
             client.note_thinned(ref, other.thinned)
-        for name in shown_otherwise((cut, *others.values()), sql):
+        for name in shown_otherwise((cut, *other_cuts.values()), sql):
             client.note(
-                f"note: {name} has strings that are no UTF-8, shown with \\xff for such a byte, or maps with a key "
-                "twice, which are null in SQL; `slackwater get` shows all of them"
+                f"note: {name} has strings that are not UTF-8 (bytes shown as \\xff), or maps with duplicate keys "
+                "(null in SQL); `slackwater get` shows the stored values"
             )
-        return rows, others
+        return rows, other_cuts
 
     def spark_query(self, spark: SparkSession, sql: str) -> DataFrame:
-        """What `query` returns, as a DataFrame of Spark's: DuckDB computes it here, and Spark gets the rows."""
+        """Query the tables with DuckDB in this process, and return the rows as a Spark DataFrame."""
         return spark.createDataFrame(self.answer(sql)[0])
 
     def spark_table(self, spark: SparkSession, table: str, columns: Collection[str] = ()) -> DataFrame:
-        """A table as a DataFrame that Spark's tasks read, one for each state partition; `columns` only, default all.
+        """Return a table as a Spark DataFrame, read by one task per state partition.
 
-        Raises `NotFound` where there is no such table or column.
+        `columns` limits the columns. Raises `NotFound` for an unknown table or column.
         """
-        # Spark's Python side takes a second or two.
+        # Importing PySpark takes a second or two.
         from ..spark import load_table
 
         cut = having(self._client.store, self.cut, (table,))
@@ -215,19 +215,19 @@ class Moment(Shown):
             self._client.note(f"note: {name} was called {then} at {self.ref}")
 
     def export(self, path: str | PathLike[str], *, table: str = "", force: bool = False) -> Path:
-        """Write the moment to a folder, or its tables to a file, whole or not at all; gives its path.
+        """Write the moment to a folder, or its tables to a file, atomically, and return the path.
 
-        A folder, whose name has no ending or a slash behind it, is plain Parquet, with a document that says what it is:
-        all of the app, offsets and records in flight included. A name that ends in `.duckdb`, `.ddb` or `.db` is a file
-        with all tables, which any DuckDB client opens; the table `_slackwater` in it says which moment it is, and the
-        version of each stage. One that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or the
-        only one. `force` overwrites a file that is there; a folder never is.
+        A name without an extension, or with a slash at its end, is a folder: plain Parquet with a document that
+        describes each file, for the whole app with offsets and in-flight records. A name that ends in `.duckdb`, `.ddb`
+        or `.db` is a DuckDB file with all tables; its table `_slackwater` has the moment and each stage's version. A
+        name that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or the only one. `force`
+        overwrites an existing file, but never a folder.
 
         Raises:
-            Usage: the name has an ending of no format that is written; `force` or `table` for a folder; there is
-                not just one table for such a file; or records are in flight, and nothing says where Kafka is.
-            NotFound: there is no such table.
-            Refused: there is such a file or folder already, it cannot be written, or records in flight are gone.
+            Usage: the extension has no known format, `force` or `table` is given for a folder, the table for such a
+                file is ambiguous, or records are in flight and no Kafka is configured.
+            NotFound: the table does not exist.
+            Refused: the file or folder exists or cannot be written, or in-flight records are lost.
         """
         self.exported(path, (table,) if table else (), force=force)
         return Path(path)
@@ -240,7 +240,7 @@ class Moment(Shown):
         force: bool = False,
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
-        """Export as `export` does, for some tables or all, and tell what was written. Raises as `export`."""
+        """Export as `export` does, with some tables or all, and return the result to show. Raises as `export` does."""
         from ..snapshot.query.export import ENDINGS
         from .show import rows, values
 
@@ -250,19 +250,21 @@ class Moment(Shown):
         if ending not in values.ENDINGS:
             if tables or force:
                 raise Usage(
-                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has all of an "
-                    "app and is not overwritten",
+                    f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has the whole "
+                    "app and is never overwritten",
                     hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
                 )
             return rows.exported_folder(self._write_folder(path, on_progress), self.cut)
         if len(tables) > 1:
-            raise Usage(f"{where} holds one table", hint=f"name one, or write all of them to {where.stem}.duckdb")
+            raise Usage(
+                f"{where} can hold only one table", hint=f"name one, or write all of them to {where.stem}.duckdb"
+            )
         return rows.exported_table(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
-        """Write one table to a file, by the ending of its name; gives which, and how many rows it has.
+        """Write one table to a file of any format; return its name and number of rows.
 
-        Raises `Usage` where no table is named and there is not just one, and `Refused` as `export`.
+        Raises `Usage` if the table is not named and there is not exactly one, and `Refused` as `export` does.
         """
         from ..snapshot.query.export import check_free
         from ..store.read.duckdb_view import quoted
@@ -275,7 +277,7 @@ class Moment(Shown):
             if len(names) != 1:
                 at = f"@{moment}" if moment else ""
                 raise Usage(
-                    f"{path} holds one table, and {self.ref} has {', '.join(names) or 'none'}",
+                    f"{path} can hold only one table, and {self.ref} has {', '.join(names) or 'none'}",
                     hint=f"name it: slackwater export {app}/{next(iter(names), 'TABLE')}{at} {path}; or write all of "
                     f"them to {path.with_suffix('.duckdb')}",
                 )
@@ -301,19 +303,19 @@ class Moment(Shown):
             )
         if not self._is_whole:
             raise Refused(
-                f"{self.ref} cannot be exported to a folder: stages of it are damaged, and a folder has all of an app",
-                hint="a DuckDB file can have the tables that are left: slackwater export REF FILE.duckdb --table NAME",
+                f"cannot export {self.ref} to a folder: some of its stages are damaged, and a folder needs all of them",
+                hint="export the undamaged tables: slackwater export REF FILE.duckdb --table NAME",
             )
 
         def reader() -> KafkaChannels:
-            return client.known_channels("which has the records that are on the way between stages")
+            return client.known_channels("to read the in-flight records")
 
         who, now_ms = client.by, instants.now_ms()
         at = client.store, client.cache, self.cut, self.ref, where, reader
         return export_folder(*at, by=who, now_ms=now_ms, on_progress=on_progress)
 
     def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
-        """What `export` does of a file, for some tables or all; gives what was written."""
+        """Write a DuckDB file with some tables or all, and return its description."""
         from ..snapshot.query.export import export
 
         client, _ = self._client, self.current()
@@ -324,23 +326,23 @@ class Moment(Shown):
         return again_if_forgotten(client.store, self._cut.app, written)
 
     def export_iceberg(self, root: str, tables: Collection[str] = (), *, keep: str = "1h") -> Result:
-        """Let the tables be Iceberg tables under a root, without copying a row; told of each is what it is there.
+        """Write Apache Iceberg metadata over the SSTs under a root, without copying rows.
 
-        Written are metadata and the positions of rows that count no more; the data files are the SSTs, which stay where
-        they are. Readers need to reach both. A snapshot of the app (`iceberg-…`) keeps the SSTs from collection, until
-        an hour after no Iceberg snapshot points at them. Called again with a later moment, each table whose rows or
-        files are others gets a new Iceberg snapshot.
+        Writes metadata and position deletes; the data files are the SSTs in the store, so readers must reach both. A
+        snapshot of the app (`iceberg-…`) keeps the SSTs until an hour after the last Iceberg snapshot that refers to
+        them. A second call with a later moment adds an Iceberg snapshot to each table that changed. The result shows
+        each table.
 
         Args:
-            root: `s3://bucket/prefix` or a folder; each table gets a folder in it, by its name.
+            root: `s3://bucket/prefix` or a folder; each table gets a folder of its name in it.
             tables: only these; default all.
-            keep: how long an Iceberg snapshot stays readable that another has replaced.
+            keep: how long a replaced Iceberg snapshot stays readable.
 
         Raises:
             Usage: the root or the span is malformed.
-            NotFound: there is no such table.
-            Refused: pyiceberg is not installed (the extra `iceberg`), the folder is another table's, or a table
-                cannot be said in Iceberg.
+            NotFound: a table does not exist.
+            Refused: pyiceberg is not installed (the extra `iceberg`), the folder belongs to another table, or Iceberg
+                cannot represent the table.
         """
         from .iceberg import IcebergTables
         from .show.rows import iceberg_tables
@@ -349,14 +351,14 @@ class Moment(Shown):
         return iceberg_tables(to.write(self.cut), self.cut, self.ref, to.root)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.
+        """Return the row of one key as a dict by column, or None. Reads only files that may hold the key.
 
-        `key` is the key's value; a tuple of them where the key has several columns. None is a null. Text is understood
-        as the command line understands it: `"17"` will do for a number.
+        `key` is the key's value, or a tuple for several key columns; None is a null. Text is parsed as on the command
+        line: `"17"` works for a number.
 
         Raises:
-            NotFound: there is no such table.
-            Usage: there are not as many values as key columns, or one is not of its column's type.
+            NotFound: the table does not exist.
+            Usage: the number of values differs from the number of key columns, or a value has another type.
         """
         rows = python_rows(self.look_up(table, key)[0])
         return rows[0] if rows else None
@@ -364,52 +366,52 @@ class Moment(Shown):
     def get_many(
         self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
     ) -> list[dict[str, object] | None]:
-        """The rows of many keys, each as `get` gives it, in their order; of some columns, or all. Errors as of `get`.
+        """Return the rows of many keys in their order, None for a missing key. Errors as for `get`.
 
-        What is read for them stays on this machine: the next ones are found there.
+        `columns` limits the columns. SSTs that are read stay in the local cache for later calls.
         """
         parsed = self.keys_of(table, [key if isinstance(key, tuple) else (key,) for key in keys])
         rows, present = self.rows_of(table, parsed)
-        found = python_rows(select(table, rows, columns))
-        return [row if there else None for row, there in zip(found, present.tolist(), strict=True)]
+        present_rows = python_rows(select(table, rows, columns))
+        return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
     def having(self, table: str) -> Moment:
-        """The moment with a table that it has, or that had another name then. Raises `NotFound`."""
+        """Return a moment that includes this table, perhaps under its earlier name. Raises `NotFound`."""
         cut = having(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
-        """Keys, the values of each in the order of its columns, as `rows_of` takes them. Errors as of `get`."""
+        """Parse keys, each a sequence of values in the order of the key columns, for `rows_of`. Errors as for `get`."""
         return parse_keys(table, self.declared(table), keys)
 
     def declared(self, table: str) -> Table:
-        """What a table is: its key, its columns. Raises `NotFound`."""
+        """Return a table's declaration: key and columns. Raises `NotFound`."""
         manifest = self.having(table).cut.table(table)
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
         return manifest.table
 
     def rows_of(
-        self, table: str, keys: pa.Table, *, seen_ms: int = 0, haste: Haste = NO_HASTE
+        self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """The visible columns of the rows of keys, in their order, and which are there; nulls where one is not.
+        """Return the visible columns of the keys' rows in order, and a mask of found keys; missing rows are null.
 
-        Rows that expire by write time are seen as of `seen_ms`, or of the moment where it is 0. Of what
-        this machine does not have, more is read in `haste`, sooner.
+        Rows that expire by write time are seen as of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much
+        remote data is read.
         """
         client = self._client
 
         def read() -> tuple[pa.Table, npt.NDArray[np.bool_]]:
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
             with telling_if_collected(client.store, cut):
-                there = having(client.store, cut, (table,))
-                return look_up(client.store, client.cache, there, table, keys, haste=haste)
+                cut_with_table = having(client.store, cut, (table,))
+                return look_up(client.store, client.cache, cut_with_table, table, keys, read_ahead=read_ahead)
 
         return again_if_forgotten(client.store, self._cut.app, read)
 
     def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
-        """The first `limit` rows of a table, in the order in which they are stored, from a `_hash` on.
+        """Return the first `limit` rows of a table in stored order, beginning at the `_hash` `start`.
 
-        Reads little more than these, whatever the size of the table. Raises `NotFound` where there is no such table.
+        Reads little more than these rows, at any size of the table. Raises `NotFound` for an unknown table.
         """
         from ..snapshot.query.first_rows import FIRST, first_rows
 
@@ -423,44 +425,44 @@ class Moment(Shown):
         return again_if_forgotten(client.store, self._cut.app, read)
 
     def stage_of(self, table: str) -> str:
-        """The stage that writes a table."""
+        """Return the stage that writes a table."""
         return owner(table, self.cut.stages)
 
     def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
-        """The state partition of each key, as `keys_of` gives them."""
+        """Return the state partition of each key of `keys_of`."""
         return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
 
     def partitions(self, table: str) -> int:
-        """How many state partitions a table has."""
+        """Return the number of state partitions of a table."""
         declared = self.cut.tables[table].table
         return declared.partitions if declared is not None else 0
 
     def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
-        """The rows of some state partitions, with all of their SSTs fetched and mapped; None where that cannot be.
+        """Return the rows of some state partitions with their SSTs fetched and memory-mapped, or None.
 
-        Nothing is fetched that would take more than half of what the cache holds, or if it is more than `most_bytes`.
-        Raises as `rows_of`.
+        None if the SSTs exceed half of the cache, if more than `most_bytes` had to be fetched, or if an SST cannot be
+        mapped. Raises as `rows_of` does.
         """
         client, manifest = self._client, self.cut.tables[table]
         declared = manifest.table
         if declared is None:
             return None
-        each = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
-        wanted = dict.fromkeys(sst for some in each for sst in some)
-        if sum(sst.bytes for sst in wanted) > client.cache.max_bytes // 2:
+        by_partition = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
+        ssts = dict.fromkeys(sst for partition_ssts in by_partition for sst in partition_ssts)
+        if sum(sst.bytes for sst in ssts) > client.cache.max_bytes // 2:
             return None
-        if most_bytes is not None and sum(s.bytes for s in wanted if not client.cache.has(s)) > most_bytes:
+        if most_bytes is not None and sum(s.bytes for s in ssts if not client.cache.has(s)) > most_bytes:
             return None
         with telling_if_collected(client.store, self.cut):
-            found = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in wanted]
-        # What lies in this process's own memory, as no folder has it, is held by nobody but the cache.
-        there = [(sst, mapped) for sst, mapped in found if mapped is not None and not mapped.memory_bytes]
-        return OpenRows(declared, partitions, there) if len(there) == len(found) else None
+            fetched = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in ssts]
+        # An SST in this process's memory is not backed by a file, so only the cache may hold it.
+        mapped_ssts = [(sst, mapped) for sst, mapped in fetched if mapped is not None and not mapped.memory_bytes]
+        return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """How far users' topics have been read by all of these tables, or by all that there are.
+        """Return the next offset of each partition by users' topic, up to which all given tables include the input.
 
-        By topic the next offset of each partition: the effect of what is before it is in the tables.
+        Without arguments, considers all tables.
         """
         from ..snapshot.cut.lineage import read_up_to
 
@@ -468,7 +470,7 @@ class Moment(Shown):
         return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
-        """What `get` does: the row, or none, as a table; the cut that has the table; requests and bytes read for it."""
+        """Return a key's row as a table of 0 or 1 rows, the cut that was read, and the requests and bytes read."""
         self.current()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
@@ -477,37 +479,37 @@ class Moment(Shown):
                 cut = having(counted, self.cut, (table,))
                 return get(counted, cut, table, key if isinstance(key, tuple) else (key,)), cut, counted
 
-        found, cut, counted = again_if_forgotten(self._client.store, self._cut.app, read)
+        row, cut, counted = again_if_forgotten(self._client.store, self._cut.app, read)
         manifest = cut.tables[table]
         self._note_name(table, manifest.stage)
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
-        return found, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
+        return row, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
     def diff(self, other: Moment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment, table by table: rows that it has and this one has not were added.
+        """Compare with another moment, table by table; rows that only the other moment has count as added.
 
-        The other may be one of another app. What both have is not read: the cost follows what was written since the two
-        parted. Raises `NotFound` where neither has such a table.
+        The other moment may be of another app. Shared SSTs are not read: the cost is proportional to the data written
+        since both diverged. Raises `NotFound` if neither has the table.
         """
         from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
 
-        one, two = (StoredCut(each._client.store, each.current()) for each in (self, other))
-        found = diff(self._client.cache, one, two, **options)
-        return Difference((self.ref, other.ref), (self.cut, other.cut), found)
+        first, second = (StoredCut(moment._client.store, moment.current()) for moment in (self, other))
+        differences = diff(self._client.cache, first, second, **options)
+        return Difference((self.ref, other.ref), (self.cut, other.cut), differences)
 
     def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:
-        """The records in flight on a channel, as a DuckDB relation: sent by one stage and not yet read by the next.
+        """Return the in-flight records of a channel, as a DuckDB relation.
 
         Raises:
-            NotFound: no stage writes such a channel; tells the nearest.
-            Usage: no snapshot keeps the records, and nothing says where Kafka is.
-            Refused: the records are gone from Kafka.
+            NotFound: no stage writes such a channel, with the nearest name.
+            Usage: no snapshot keeps the records, and no Kafka is configured.
+            Refused: Kafka has deleted the records.
         """
         from ..snapshot.query.answers import as_relation, channel_tables
 
         store = self._client.store
-        names = {each.name for each in channels(self.cut)}
+        names = {channel_.name for channel_ in channels(self.cut)}
         if channel not in names:
             raise NotFound(f"channel at {self.ref}", channel, names)
         with telling_if_collected(store, self.cut):
@@ -516,9 +518,9 @@ class Moment(Shown):
             )
 
     def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
-        """Prove that the moment is consistent, complete and undamaged, from what is stored.
+        """Verify that the moment is consistent, complete and undamaged, from stored objects.
 
-        With `deep`, every byte is read, the whole history, and what Kafka still has; else only manifests and sizes.
+        With `deep`, every byte, the whole history and the records in Kafka are read; else only manifests and sizes.
         """
         from ..snapshot.verify.topics import TOPICS_SAY
         from ..snapshot.verify.verify import verify
@@ -535,7 +537,7 @@ class Moment(Shown):
         rows = ((s.stage, f"v{s.version}", Time(s.time_ms), s.stage if s.stage in tables else "-") for s in stages)
         yield TableBlock.of(("stage", "version", "committed", "table"), rows)
         if self.thinned_out:
-            yield "the history was thinned out by gc: this is the nearest moment that is left"
+            yield "gc has thinned out the history: this is the nearest kept moment"
 
 
 def _not_replayed() -> Cause:
@@ -546,44 +548,44 @@ def _not_replayed() -> Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bisection(Shown):
-    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
+    """Result of a bisect: the first bad commit, or the last candidate if skipped moments leave several."""
 
     verdict: Verdict
-    """All that was found out."""
+    """Full result of the search."""
     good: Moment | None
-    """The moment right before it; None when it is the first commit."""
+    """Last good moment, right before the commit; None if it is the first commit."""
     bad: Moment
-    """The moment that ends with it."""
+    """First bad moment, which ends with the commit."""
     record: Guilty | None = None
-    """The input record behind it, and how it was found; None where nothing was replayed, and for other causes."""
+    """Input record behind the commit, and how it was found; None without a replay, or for other causes."""
     cause: Cause = field(default_factory=_not_replayed)
-    """What is behind it: its class, whether a replay proves it, the records, and what shows it."""
+    """Cause of the commit: its class, whether a replay proves it, the records, and the evidence."""
 
     @property
     def stage(self) -> str:
-        """The stage whose commit it is."""
+        """Stage of the commit."""
         return self.verdict.stage
 
     @property
     def version(self) -> int:
-        """The commit's version."""
+        """Version of the commit."""
         return self.verdict.bad_version
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The offsets behind the commit, on users' topics."""
+        """Offset ranges on users' topics behind the commit."""
         return self.verdict.lineage.sources
 
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
-        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        """Rows that the query returns at the bad moment, up to `verdict.MAX_ROWS`."""
         from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.rows)
 
     @property
     def keys(self) -> duckdb.DuckDBPyRelation | None:
-        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        """Keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
         from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
@@ -592,5 +594,5 @@ class Bisection(Shown):
         from ..snapshot.bisect.causes import Behind
         from .show import verdict
 
-        about = verdict.blocks(self.verdict, behind=Behind(self.cause, self.record))
+        about = verdict.blocks(self.verdict, explanation=Behind(self.cause, self.record))
         return *about, *verdict.notes(self.verdict)

@@ -1,4 +1,4 @@
-"""A changed program: an app migrated to it, tried on what the app has read, and promoted over it."""
+"""Releases of a changed program: migration, trial on past input, and promotion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @checked_methods
 class AppReleases(AppClones):
-    """What brings a changed program to an app."""
+    """Methods of an app that migrate, try and promote a changed program."""
 
     def migrate(
         self,
@@ -34,9 +34,9 @@ class AppReleases(AppClones):
         py_files: Sequence[str] = (),
         **options: Unpack[MigrateOptions],
     ) -> "Migrated":
-        """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
+        """Continue the app with a changed program on its stored state, atomically. No data is rewritten.
 
-        Starts Spark, unless a session runs here already, to see which columns the program declares.
+        Starts Spark, unless a session runs in this process, to read the program's columns.
 
         Args:
             code: the file of the changed program.
@@ -45,16 +45,14 @@ class AppReleases(AppClones):
             py_files: Python files and zips that the program imports.
 
         Returns:
-            What was changed (`plan.changes`), by which versions, and the snapshot of the moment before.
+            The changes (`plan.changes`), the versions that made them, and the snapshot of the moment before.
 
         Raises:
-            Usage: an argument is not one that could work, or the program declares something that cannot be.
-            NotFound: a rename names a column or stage that is not there, or a new input needs Kafka and nothing says
-                where that is.
-            Refused: what is stored cannot be kept under the program, or somebody else migrates the app. Nothing was
-                changed.
+            Usage: an argument is invalid, or the program's declarations are.
+            NotFound: a rename names an unknown column or stage, or a new input needs Kafka and none is configured.
+            Refused: the stored state does not fit the program, or another migration is in progress. Nothing changed.
         """
-        # Spark's Python side takes a second or two.
+        # Importing PySpark takes a second or two.
         from ..operations.program_changes.program import migrate_file
 
         how: dict[str, Any] = {"renames": options["rename"] or {}, "stages": options["rename_stage"] or {}}
@@ -76,33 +74,33 @@ class AppReleases(AppClones):
         on_progress: Callable[[str], None] = lambda _doing: None,
         **options: Unpack[TrialOptions],
     ) -> Result:
-        """Run a changed program over the input that the app read between two moments, on a Spark of this machine.
+        """Run a changed program over the input that the app read between two moments, on a local Spark.
 
         A query of `allow` sees the differences of one table under its name, with its key, `change`, `before_…` and
-        `after_…`, and returns keys. What is wrong with one is raised before anything runs, but for columns that only
-        the schemas of the changed program decide: then it has failed, and the result says so. A share of `keys` is
-        refused where a stage mixes keys.
+        `after_…` columns, and returns keys. Its errors are raised before the run, except for columns that only the
+        changed program's schemas have: those fail the trial's result. A share of `keys` is refused if a stage mixes
+        keys.
 
         Args:
             code: the file of the changed program.
-            start: the moment from which on its input is taken, as `at` takes it.
-            end: the one up to which; default now.
-            before: the file of the program that ran. It works off the same input, and is compared with, where rows were
-                on the way at `end` or the app has sinks; without it, what sinks are given is not compared.
-            reports: files to write it to.
-            show_values: tell the rows that differ.
+            start: start of the input, a moment as `at` takes it.
+            end: end of the input; default now.
+            before: the file of the program that ran. It processes the same input, and its output is the baseline.
+                Required if rows were in flight at `end`; without it, rows published to sinks are not compared.
+            reports: files for the report.
+            show_values: include the differing rows in the result.
             master: Spark's master URL; default all cores of this machine.
             spark_conf: further settings of Spark.
             py_files: Python files and zips that the programs import.
-            on_progress: told in words what goes on.
+            on_progress: called with a line about the current step.
 
         Raises:
-            Usage: a moment is malformed, the second one is not after the first, a query of `allow` is wrong, or nothing
-                says where Kafka is.
-            NotFound: there is no such moment or stage, or a query names a column that there is not.
-            Refused: the program does not fit, Kafka does not have the records any more, rows are on the way at `end`
-                and `before` is not given, or an app has the name `keep`.
-            KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM. Nothing is compared then, and the clone is gone.
+            Usage: a moment is malformed, `end` is not after `start`, a query of `allow` is wrong, or no Kafka is
+                configured.
+            NotFound: a moment or stage does not exist, or a query names an unknown column.
+            Refused: the program does not fit, Kafka has deleted the records, rows are in flight at `end` and `before`
+                is not given, or the name `keep` is taken.
+            KeyboardInterrupt: Ctrl-C or SIGTERM stopped it. Nothing is compared, and the clone is removed.
         """
         from ..operations.staging.sample import Sample
         from ..operations.staging.trial import plan_of, trial
@@ -112,7 +110,7 @@ class AppReleases(AppClones):
         from .show.report import Mask
 
         client = self._client
-        client.known_channels("which has the input to be read")
+        client.known_channels("to read the input")
         run_options = self._run_options(master, spark_conf, py_files)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
@@ -130,43 +128,42 @@ class AppReleases(AppClones):
         )
         if options["dry_run"]:
             plan_of(release, run_options)
-            looked = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
-            return programs.migrated(looked, str(code), dry_run=True)
-        found = trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
+            migration = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
+            return programs.migrated(migration, str(code), dry_run=True)
+        result = trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
         if reports is not None:
-            reports.put(client, trials.page(found, str(code), Mask(show_values)))
-        return trials.trial(found, str(code), show_values=show_values)
+            reports.put(client, trials.page(result, str(code), Mask(show_values)))
+        return trials.trial(result, str(code), show_values=show_values)
 
     def promote(
         self,
         over: str = "",
         *,
-        on_wait: Callable[[str], None] = lambda _what: None,
+        on_wait: Callable[[str], None] = lambda _line: None,
         **options: Unpack[PromoteOptions],
     ) -> Result:
-        """Give this app another one's name, its sinks, and the right to write to them.
+        """Give this app another app's name and sinks (blue/green cut-over).
 
         Args:
-            over: the name that this app gets: of the app that it is a clone of, or that was cloned from it.
-            on_wait: told how far they are.
+            over: the name to take over: that of the source of this clone, or of a clone of this app.
+            on_wait: called with a line about the progress of both apps.
 
         Raises:
-            Usage: there is not just one app that is to get the name, or nothing says where Kafka is.
-            NotFound: there is no such app.
-            Refused: this app is no clone, or a sink has no counterpart in it; it never ran, or does not while the other
-                one does; another promotion is under way; or they did not come to stand at the same offsets in time.
-                Nothing has gone over then.
+            Usage: not exactly one of `over` and `back` is given, or no Kafka is configured.
+            NotFound: the app does not exist.
+            Refused: this app is no clone, or lacks a sink of the other; it never ran, or is stopped while the other
+                runs; another promotion is in progress; or both did not reach the same offsets in time. Nothing changed.
         """
         dry_run = options["dry_run"]
         if bool(over) == options["back"]:
-            raise Usage("give either the app to promote, or --back: who gets the name is it, or the one that had it")
+            raise Usage("give either the app that gets the name, or --back, which returns it to its previous app")
         client, staging = self._client, self.called if over else ""
         loser = type(self)(client, folder_of(client.store, over), over) if over else self
         name = loser.called
         if "~" in name:
-            raise Usage(f"{name} is an app that a name went over from", hint="promote over the name alone")
-        what = f"to promote {staging} over it" if staging else "to give the name back"
-        channels = client.known_channels("which has the topics that both apps read")
+            raise Usage(f"{name} is the app that was replaced in a promotion", hint="promote over the name without ~")
+        action = f"to promote {staging} over it" if staging else "to give the name back"
+        channels = client.known_channels("to compare the offsets of both apps")
         done = promote(
             client.store,
             channels,
@@ -176,18 +173,20 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=options["timeout_s"],
             dry_run=dry_run,
-            allowed=lambda: loser._check_allowed(what, options),
+            allowed=lambda: loser._check_allowed(action, options),
             on_wait=on_wait,
         )
         if done.idle:
             called = staging or f"{name}~1"
-            client.note(f"note: nobody runs {name} or {called}: nothing is published until one of them is started")
+            client.note(
+                f"note: neither {name} nor {called} is running: nothing is published until one of them is started"
+            )
         return snapshots.promoted(done, with_values=options["show_values"], dry_run=dry_run)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
     ) -> "Options":
-        """How Spark is started; with Kafka where the client knows it. Raises `Usage`."""
+        """Return the options to start Spark with, including Kafka's if configured. Raises `Usage`."""
         from ..pipeline.spark.conf import check_py_files, check_settings
 
         channels = self._client.channels()

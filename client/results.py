@@ -1,4 +1,4 @@
-"""What methods give: the log, a verification, what changed between moments or of a key."""
+"""Results of methods: the log, a verification, differences between moments, and changes of a key."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Log(Shown, tuple[LogEntry, ...]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification(Shown):
-    """What verifying a moment found."""
+    """Result of verifying a moment."""
 
     report: Report
-    """All of it: the books of each channel, and what was looked at."""
+    """Full report: the counts of each channel, and the checks that ran."""
 
     @property
     def consistent(self) -> bool:
-        """Whether nothing was found that is not as it must be."""
+        """True if no difference was found."""
         return self.report.consistent
 
     @property
     def differences(self) -> tuple[Finding, ...]:
-        """What is not as it must be."""
+        """Differences from a consistent, complete and undamaged moment."""
         return self.report.differences
 
     def _blocks(self) -> Iterator[Block]:
@@ -58,19 +58,19 @@ class Verification(Shown):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TableDifference(Shown):
-    """The rows of one table that differ between two moments."""
+    """Differing rows of one table between two moments."""
 
     found: TableDiff
-    """All that was found out: counts, how far each column agrees, what could not be compared."""
+    """Full result: counts, agreement of each column, and parts that could not be compared."""
 
     @property
     def equal(self) -> bool:
-        """Whether no row and no column differs."""
+        """True if no row and no column differs."""
         return self.found.equal
 
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
-        """The rows that differ: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
+        """Differing rows: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
         return as_relation(self.found.changes.flat())
 
     def _blocks(self) -> Iterable[Block]:
@@ -78,48 +78,48 @@ class TableDifference(Shown):
 
 
 class Difference(Shown, dict[str, TableDifference]):
-    """How the tables of two moments differ, by table."""
+    """Differences between the tables of two moments, by table."""
 
-    def __init__(self, refs: tuple[str, str], cuts: tuple[Cut, Cut], found: Sequence[TableDiff]) -> None:
-        super().__init__((each.table, TableDifference(each)) for each in found)
+    def __init__(self, refs: tuple[str, str], cuts: tuple[Cut, Cut], diffs: Sequence[TableDiff]) -> None:
+        super().__init__((diff.table, TableDifference(diff)) for diff in diffs)
         self.refs = refs
         self.cuts = cuts
-        """Their manifests."""
+        """Manifests of both moments."""
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
-        return all(each.equal for each in self.values())
+        """True if no table differs."""
+        return all(table.equal for table in self.values())
 
     @property
     def found(self) -> tuple[TableDiff, ...]:
-        """All that was found out, by table."""
-        return tuple(each.found for each in self.values())
+        """Full result for each table."""
+        return tuple(table.found for table in self.values())
 
     def _blocks(self) -> Iterator[Block]:
-        before, after = self.refs
-        yield Title(f"{before} and {after} {'are equal' if self.equal else 'differ'}")
-        rows = ((each.table, each.added, each.removed, each.changed) for each in self.found)
+        first, second = self.refs
+        yield Title(f"{first} and {second} {'are equal' if self.equal else 'differ'}")
+        rows = ((table.table, table.added, table.removed, table.changed) for table in self.found)
         yield TableBlock.of(("table", "added", "removed", "changed"), rows)
-        yield from (f"{each.table}: {what}" for each in self.found for what in each.unlike)
+        yield from (f"{table.table}: {reason}" for table in self.found for reason in table.unlike)
 
 
 class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
-    """The changes of one key, newest first."""
+    """Changes of one key, newest first."""
 
     found: history.RowHistory
-    """All that was found out."""
+    """Full history of the key."""
 
-    def __new__(cls, found: history.RowHistory) -> KeyHistory:
-        """The changes, and all that was found out."""
-        made = super().__new__(cls, found.changes)
-        made.found = found
-        return made
+    def __new__(cls, row_history: history.RowHistory) -> KeyHistory:
+        """Create the tuple of changes, with the full history as `found`."""
+        changes = super().__new__(cls, row_history.changes)
+        changes.found = row_history
+        return changes
 
     def _blocks(self) -> Iterator[Block]:
-        found, (key,) = self.found, python_rows(self.found.key)
+        key_history, (key,) = self.found, python_rows(self.found.key)
         named = ", ".join(f"{name} {value!r}" for name, value in key.items())
-        yield Title(f"{found.app}/{found.table}, {named}: {len(self)} changes, newest first")
-        yield changes_table(found)
-        if found.whole_from:
-            yield f"whole from v{found.whole_from} on: older versions were thinned out by gc"
+        yield Title(f"{key_history.app}/{key_history.table}, {named}: {len(self)} changes, newest first")
+        yield changes_table(key_history)
+        if key_history.whole_from:
+            yield f"complete from v{key_history.whole_from} on: gc has thinned out older versions"

@@ -1,6 +1,6 @@
-"""Searches for the first bad commit as the command line makes them: each is kept, in a file beside its user's work.
+"""Searches for the first bad commit, as the command line makes them; each is kept in a local file.
 
-So one that a person answers goes on with the next word, and any is shown, or printed as a log, when it has ended.
+A manual search continues with the next command, and any search can be shown or printed as a log after its end.
 """
 
 import re
@@ -34,48 +34,51 @@ from .show.report import Case, Mask, document
 from .show.shown import Result
 
 _FOLDER = Path(".slackwater")
-"""Where they are kept, beside what `dev` keeps."""
+"""Folder of the search files, shared with `dev`."""
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
-def in_folders(client: Backends, asked: Asked) -> Asked:
-    """The same with the folder of the app in the place of its name."""
-    good, bad = (in_folder(client.store, ref) if ref else "" for ref in (asked.good, asked.bad))
-    return replace(asked, app=folder_of(client.store, asked.app), good=good, bad=bad)
+def with_folders(client: Backends, question: Asked) -> Asked:
+    """Return the question with the app's folder in place of its name, in the app and the refs."""
+    good, bad = (in_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
+    return replace(question, app=folder_of(client.store, question.app), good=good, bad=bad)
 
 
-def begun(client: Backends, asked: Asked) -> KeptSearch:
-    """A search that begins; of one by hand, ends that are named have their answers. Raises `Refused` if one is open."""
-    app = asked.app
-    try:
-        before = kept.read(_FOLDER, app)
-    except NotFound:
-        before = None
-    if before is not None and before.wanted is not None:
-        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` forgets it"
-        moment = before.wanted or "the beginning"
-        raise Refused(f"a search of {app} by hand is open: {moment} is to be looked at", hint=hint)
-    if not asked.by_hand:
-        return KeptSearch(client.root, asked)
-    good = _marks(client, app, "good", filter(None, [asked.good]))
-    bad = _marks(client, app, "bad", filter(None, [asked.bad]))
-    asked = replace(asked, good=good[0].ref if good else "", bad=bad[0].ref if bad else "")
-    return KeptSearch(client.root, asked).with_marks(*good, *bad)
+def start_search(client: Backends, question: Asked) -> KeptSearch:
+    """Return a new search; for a manual one, with the answers for `good` and `bad`.
 
-
-def answered(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
-    """The app's search, with a person's answer for these moments; without any, for the one that is to be looked at.
-
-    Raises `NotFound` for the search or a moment, and `Refused` where it is one of another store, or none is to be
-    looked at.
+    Raises `Refused` if a manual search of the app is open.
     """
-    search, refs = of_app(client, app), [in_folder(client.store, ref) for ref in refs]
+    app = question.app
+    try:
+        open_search = kept.read(_FOLDER, app)
+    except NotFound:
+        open_search = None
+    if open_search is not None and open_search.wanted is not None:
+        hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` deletes it"
+        moment = open_search.wanted or "the beginning"
+        raise Refused(f"a manual search of {app} is open, and waits for an answer on {moment}", hint=hint)
+    if not question.by_hand:
+        return KeptSearch(client.root, question)
+    good = _marks(client, app, "good", filter(None, [question.good]))
+    bad = _marks(client, app, "bad", filter(None, [question.bad]))
+    question = replace(question, good=good[0].ref if good else "", bad=bad[0].ref if bad else "")
+    return KeptSearch(client.root, question).with_marks(*good, *bad)
+
+
+def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
+    """Return the app's search with a user's answer for these moments, or for the moment that it asks about.
+
+    Raises `NotFound` for the search or a moment, and `Refused` if the search belongs to another store, or no moment
+    needs an answer.
+    """
+    search, refs = read_search(client, app), [in_folder(client.store, ref) for ref in refs]
     app = search.asked.app
     if not refs and search.wanted is None:
         why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
-        raise Refused(f"no moment of {app} is to be looked at: {why}", hint=f"name the moment: {hint}")
-    marks = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
-    return search.with_marks(*marks)
+        raise Refused(f"no moment of {app} waits for an answer: {why}", hint=f"name the moment: {hint}")
+    answers = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
+    return search.with_marks(*answers)
 
 
 def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
@@ -84,22 +87,22 @@ def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> l
     return [KnownAnswer(ref, answer, by_hand=True) for ref in fixed]
 
 
-def of_app(client: Backends, app: str) -> KeptSearch:
-    """The app's search. Raises `NotFound`, and `Refused` when it is one of another store."""
+def read_search(client: Backends, app: str) -> KeptSearch:
+    """Return the app's search. Raises `NotFound`, and `Refused` if the search belongs to another store."""
     folder = folder_of(client.store, app)
     try:
         search = kept.read(_FOLDER, folder)
     except NotFound:
-        read_app(client.store, folder)  # it may be the app that there is not
+        read_app(client.store, folder)  # raises if the app does not exist
         raise
     if search.store != client.root:
-        hint = f"give --store {search.store}, or forget it: `slackwater bisect reset {app}`"
-        raise Refused(f"the search of {app} is one in {search.store}, not in {client.root}", hint=hint)
+        hint = f"give --store {search.store}, or delete it: `slackwater bisect reset {app}`"
+        raise Refused(f"the search of {app} belongs to the store {search.store}, not to {client.root}", hint=hint)
     return search
 
 
-def of_log(client: Backends, file: Path) -> KeptSearch:
-    """The search that a log gives. Raises `NotFound` for the file, and `Usage` where it is none."""
+def search_of_log(client: Backends, file: Path) -> KeptSearch:
+    """Return the search of a log file. Raises `NotFound` for the file, and `Usage` if it is no log."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -108,29 +111,29 @@ def of_log(client: Backends, file: Path) -> KeptSearch:
 
 
 def log(client: Backends, app: str) -> Result:
-    """The commands that give the app's search again."""
-    lines = tuple(kept.log_of(of_app(client, app)))
+    """Return the commands that recreate the app's search."""
+    lines = tuple(kept.log_of(read_search(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
 
 
 def reset(app: str, opened: Callable[[], Backends]) -> Result:
-    """Forget the app's search. Raises `NotFound` for an app without one that `opened`, a store, has not either."""
+    """Delete the app's search. Raises `NotFound` if there is none and the opened store has no such app."""
     path = kept.path_of(_FOLDER, app)
     was_there = path.exists()
     if not was_there:
         store = opened().store
         read_app(store, folder_of(store, app))
     path.unlink(missing_ok=True)
-    line = f"removed {path}" if was_there else f"there is no search of {app}"
+    line = f"removed {path}" if was_there else f"{app} has no search"
     return Result({"app": app, "removed": was_there}, line)
 
 
-def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
-    """Search with what is known, and keep what is found out; a result says what a person is to look at first.
+def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
+    """Continue a search, saving each answer. Returns the verdict, or a result that asks the user about a moment.
 
-    Raises as `StoredApp.bisect`.
+    Raises as `StoredApp.bisect` does.
     """
-    asked = search.asked
+    question = search.asked
 
     def keep(step: Evaluation) -> None:
         nonlocal search
@@ -139,29 +142,29 @@ def go_on(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], 
         _write(client, search)
 
     try:
-        found = AppHistory(client, asked.app).search(
-            asked.predicate(client.store),
-            good=asked.good or None,
-            bad=asked.bad or None,
-            edge=asked.edge,
+        verdict = AppHistory(client, question.app).search(
+            question.predicate(client.store),
+            good=question.good or None,
+            bad=question.bad or None,
+            edge=question.edge,
             known=search.known,
             on_step=keep,
         )
     except Wanted as wanted:
-        search = replace(search, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
+        search = replace(search, wanted=wanted.ref, asked=replace(question, bad=question.bad or wanted.ref))
         _write(client, search)
-        return shown.wanted(search, wanted.cut, wanted.left)
-    _write(client, replace(search, found=shown.sentence(found), wanted=None))
-    for ref, cut in found.resolved.items():
+        return shown.ask_for_answer(search, wanted.cut, wanted.left)
+    _write(client, replace(search, found=shown.sentence(verdict), wanted=None))
+    for ref, cut in verdict.resolved.items():
         client.note_thinned(ref, cut.thinned)
-    if found.begins:
-        before = f"the history of {found.app} before {found.begins} was thinned out by gc"
-        client.note(f"note: {before}; of that, the moments that are left are searched")
-    return found
+    if verdict.begins:
+        thinned = f"gc has thinned out the history of {verdict.app} before {verdict.begins}"
+        client.note(f"note: {thinned}; only the kept moments are searched")
+    return verdict
 
 
 def _write(client: Backends, search: KeptSearch) -> None:
-    """Keep it. One that a predicate makes goes on where the folder cannot be written."""
+    """Save the search. If the folder cannot be written, only a manual search raises."""
     try:
         search.write(_FOLDER)
     except Refused as error:
@@ -172,78 +175,78 @@ def _write(client: Backends, search: KeptSearch) -> None:
 
 
 def clone_name(client: Backends, verdict: Verdict) -> str:
-    """A name for a clone, to look into a verdict, that no app has."""
+    """Return an unused name for a clone in which to inspect the verdict."""
     return free_name(client.store, f"{verdict.app}-staging")
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The files in which a verdict is reported; None for none."""
+    """Report files of a verdict, and their options."""
 
     report: Path | None
-    """For HTML."""
+    """HTML file, or None."""
     md: Path | None = None
-    """For Markdown."""
+    """Markdown file, or None."""
     show_values: bool = False
-    """Without, values are hidden."""
+    """True to show values, False to hide them."""
     alone: bool = False
-    """Whether `show_values` says something without them, too."""
+    """True if `show_values` also applies to terminal output, so that it needs no report."""
 
     def check(self) -> None:
-        """Before the search: raise `Usage` or `Refused` where they could not be written."""
+        """Raise `Usage` or `Refused` if the files cannot be written. Called before the search."""
         for option, path, endings in (("--report", self.report, _HTML), ("--md", self.md, _MARKDOWN)):
             if path is None:
                 continue
             if path.suffix.lower() not in endings:
                 expected = " or ".join(endings)
-                raise Usage(f"{option} {path} has another format: expected a name that ends with {expected}")
+                raise Usage(f"{option} {path} has no supported format: expected a name that ends with {expected}")
             check_folder(path, option)
         if self.show_values and not self.alone and self.report is None and self.md is None:
-            raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
+            raise Usage("--show-values applies to reports", hint="add --report FILE or --md FILE")
 
-    def write(self, client: Backends, verdict: Verdict, behind: Behind) -> None:
-        """Write them, and say so, of a verdict and what is behind it.
+    def write(self, client: Backends, verdict: Verdict, explanation: Behind) -> None:
+        """Write the reports of a verdict and its cause, and note their paths.
 
-        Raises `NotFound` where a manifest around it was collected meanwhile, and `Refused` for a file that cannot be
-        written; `Corruption` and `Unavailable` as all that reads a store.
+        Raises `NotFound` if garbage collection has removed a manifest that the report needs, `Refused` for a file that
+        cannot be written, `Corruption` and `Unavailable`.
         """
         if self.report is None and self.md is None:
             return
         reader = client.channels_of(verdict.app) if verdict.predicate.channels else None
         evidence = collect(client.store, client.cache, verdict, reader)
-        case = Case(verdict, behind, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+        case = Case(verdict, explanation, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
         self.put(client, document(case, Mask(self.show_values)))
 
-    def put(self, client: Backends, made: Page) -> None:
-        """Write a page into them, and say so. Raises `Refused` for a file that cannot be written."""
+    def put(self, client: Backends, page: Page) -> None:
+        """Write a page to the files, and note their paths. Raises `Refused` for a file that cannot be written."""
         for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
             if path is not None:
                 with whole_file(path, option) as temporary:
-                    temporary.write_text(render(made), encoding="utf-8")
+                    temporary.write_text(render(page), encoding="utf-8")
                 client.note(f"the report is in {path}")
 
 
 class WatchedApp(Watcher):
-    """Watches an app's invariants. Raises `Usage` where the settings have none for it."""
+    """Evaluator of an app's invariants. Raises `Usage` if the settings have none for the app."""
 
     def __init__(self, client: Backends, app: str) -> None:
         folder = folder_of(client.store, app)
         read_app(client.store, folder)
-        invariants = [each for each in client.settings.invariants.values() if each.app in ("", app)]
+        invariants = [invariant for invariant in client.settings.invariants.values() if invariant.app in ("", app)]
         if not invariants:
-            hint = 'write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"'
-            raise Usage(f"nothing says what must hold of {app}", hint=hint)
-        invariants = [each.of(client.store, folder) for each in invariants]
-        reader = client.channels() if any(names_channels(each.where) for each in invariants) else None
+            hint = 'add [invariants.NAME] to slackwater.toml, with where = "SELECT …" or check = "…"'
+            raise Usage(f"no invariants configured for {app}", hint=hint)
+        invariants = [invariant.of(client.store, folder) for invariant in invariants]
+        reader = client.channels() if any(names_channels(invariant.where) for invariant in invariants) else None
         super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)
         self._client = client
 
     def record(self) -> None:
-        """Write into the app's log that it is watched."""
-        record(self.store, self.app, "watch", ", ".join(each.name for each in self.invariants), self.by)
+        """Record the watch in the app's log of operations."""
+        record(self.store, self.app, "watch", ", ".join(invariant.name for invariant in self.invariants), self.by)
 
     def bisect(self, invariant: Invariant, look: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
-        """The commit that broke an invariant; None, and a note, where it is not found."""
+        """Return the commit that broke an invariant; None, with a note, if it is not found."""
         app, good = AppHistory(self._client, self.app), look.last_good or None
         try:
             return app.search(Where(invariant.where), good=good, bad=look.ref, on_step=on_step)
@@ -252,11 +255,11 @@ class WatchedApp(Watcher):
             return None
 
     def cause(self, verdict: Verdict) -> Cause:
-        """What is behind the commit that broke an invariant, as far as the store tells without a replay."""
+        """Return the cause of the commit that broke an invariant, without a replay."""
         return cause_behind(self._client, verdict, None).cause
 
     def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
-        """Report a failure in a file of the folder; None, and a note, where it cannot be written."""
+        """Write a report of a failure into the folder; None, with a note, if it cannot be written."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:
@@ -268,7 +271,7 @@ class WatchedApp(Watcher):
         return path
 
     def call(self, invariant: Invariant, look: Findings, verdict: Verdict | None, report: Path | None) -> None:
-        """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call`."""
+        """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call` does."""
         if not invariant.on_failure:
             return
         about = {

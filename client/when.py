@@ -1,4 +1,4 @@
-"""Moments as Python says them: text, datetimes, dates, and spans back from now; what an app is asked by its moments."""
+"""Moments as Python values: text, datetimes, dates and spans back from now; and methods of the newest moment."""
 
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def in_words(moment: When) -> str:
-    """What stands behind the `@` of a ref for that moment.
+    """Return the text that follows the `@` of a ref for a moment.
 
-    Nothing is known of the future, so a `timedelta` is so long ago whatever its sign.
+    A `timedelta` is a span back from now, whatever its sign.
     """
     if isinstance(moment, timedelta):
-        # Of a thousandth of a second or more: less is now.
+        # Less than a millisecond is now.
         span_ms = round(abs(moment) / timedelta(milliseconds=1))
         return f"-{format_ms(span_ms)}" if span_ms else "now"
     return moment.isoformat() if isinstance(moment, datetime | date) else moment
@@ -29,7 +29,7 @@ def in_words(moment: When) -> str:
 
 @checked_methods
 class HasMoments(Shown):
-    """An app of a store or of a server: what is asked of its newest moment, or of two of its moments."""
+    """Base of an app of a store or a server: queries of its newest moment, and comparison of two moments."""
 
     def at(self, moment: When = "now", *, stage: str = "") -> Any:
         """Return a moment of the app."""
@@ -37,25 +37,25 @@ class HasMoments(Shown):
 
     @property
     def tables(self) -> "Tables":
-        """The tables that there are now, and their columns; `at(…).tables` are those of another moment."""
-        found: Tables = self.at().tables
-        return found
+        """Current tables with their columns; `at(…).tables` has those of another moment."""
+        tables: Tables = self.at().tables
+        return tables
 
     def query(self, sql: str) -> "duckdb.DuckDBPyRelation":
-        """Query the newest tables with DuckDB's SQL, as `Moment.query`; `at(…).query` asks another moment."""
-        found: duckdb.DuckDBPyRelation = self.at().query(sql)
-        return found
+        """Query the newest tables with DuckDB SQL, as `Moment.query` does; `at(…).query` queries another moment."""
+        relation: duckdb.DuckDBPyRelation = self.at().query(sql)
+        return relation
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """Return the newest row of one key, as `Moment.get`; `at(…).get` asks another moment."""
-        found: dict[str, object] | None = self.at().get(table, key)
-        return found
+        """Return the newest row of one key, as `Moment.get` does; `at(…).get` reads another moment."""
+        row: dict[str, object] | None = self.at().get(table, key)
+        return row
 
     def diff(self, before: When, after: When | Shown = "now", **options: Unpack[DiffOptions]) -> "Difference":
-        """Compare two moments, as `at` takes them and as `Moment.diff` does.
+        """Compare two moments, given as for `at`, as `Moment.diff` does.
 
         A moment of another app, such as a clone's, is given as a `Moment`.
         """
         other = after if isinstance(after, Shown) else self.at(after)
-        found: Difference = self.at(before).diff(other, **options)
-        return found
+        difference: Difference = self.at(before).diff(other, **options)
+        return difference

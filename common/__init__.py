@@ -1,4 +1,4 @@
-"""Small modules that every room uses: times, durations, text, checks of values, whole files, warnings.
+"""Small modules for all rooms: times, durations, text, value checks, atomic files, warnings.
 
-Nothing here knows the product: no stores, no manifests, no Spark.
+Independent of the product: no stores, no manifests, no Spark.
 """

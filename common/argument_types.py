@@ -1,6 +1,6 @@
-"""Types of arguments, checked where users call: a wrong one is a sentence, not an error from deep inside.
+"""Type checks of arguments at the public API: a wrong type raises one sentence, not an error from deep inside.
 
-An argument's annotation says what it may be. Limits of numbers are in `validation`.
+Annotations declare the types. Limits of numbers are in `validation`.
 """
 
 import inspect
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
 _MOST = 1_000
-"""Elements of a list that are looked at."""
+"""Maximum number of list elements that are checked."""
 _MOMENT = "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
 _CALLS = {
     "Aggregate": "count(), sum(…)",
@@ -34,25 +34,27 @@ _CALLS = {
     "TableOptions": "table(…)",
     "EventTimeOptions": "event_time(…)",
 }
-"""What a user writes for a value of a class, by its name."""
+"""Text for a class in messages: the call that creates a value of it."""
 _SPANS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
-"""Arguments that are spans of time."""
+"""Arguments that are durations."""
 _LEAST = {"limit": 0, "points": 1}
-"""By name, what an argument is at least."""
+"""Minimum of numeric arguments, by name."""
 
 
 def checked(function: F, *, declares: bool = True) -> F:
-    """Have a function refuse arguments that are not what its annotations say, with a sentence: `Usage`.
+    """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
 
-    One that only `declares` something goes first: what it refuses itself, it says better. Numbers are left to it, too.
+    With `declares`, the function runs first, because its own messages are better; it also checks its numbers itself.
     Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and its docstring explains them.
     """
     declared = declared_of(function)
     signature = inspect.signature(function)
     if declared:
-        parameters = [each.replace(annotation=kind_of(each.annotation)) for each in parameters_of(function)]
+        parameters = [
+            parameter.replace(annotation=kind_of(parameter.annotation)) for parameter in parameters_of(function)
+        ]
         signature = signature.replace(parameters=parameters)
-    defaults = {each.name: each.default for each in declared}
+    defaults = {parameter.name: parameter.default for parameter in declared}
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -63,7 +65,7 @@ def checked(function: F, *, declares: bool = True) -> F:
             if declared:  # the function itself takes any name
                 raise TypeError(f"{function.__name__}() {error}") from None
             _check_parentheses(function, signature, args)
-            return function(*args, **named)  # Python says it best
+            return function(*args, **named)  # Python's own message is best
 
         def check() -> None:
             for name, value in bound.arguments.items():
@@ -73,13 +75,13 @@ def checked(function: F, *, declares: bool = True) -> F:
             check()
             return function(*args, **named)
         try:
-            made = function(*args, **named)
+            result = function(*args, **named)
         except (TypeError, AttributeError, ValueError):
             check()
             raise
         if not _makes_decorator(signature):
-            check()  # a decorator checks what it is given where it declares, and names what it declares
-        return made
+            check()  # a decorator checks its arguments when it decorates, and its messages name the stage
+        return result
 
     if declared:
         call.__doc__, call.__signature__ = explained(function), signature  # type: ignore[attr-defined]
@@ -87,7 +89,7 @@ def checked(function: F, *, declares: bool = True) -> F:
 
 
 def checked_methods(cls: C) -> C:
-    """Have all public methods that a class defines be `checked`."""
+    """Wrap all public methods of a class with `checked`."""
     for name, value in vars(cls).copy().items():
         if inspect.isfunction(value) and not name.startswith("_"):
             setattr(cls, name, checked(value, declares=False))
@@ -99,17 +101,19 @@ def _makes_decorator(signature: inspect.Signature) -> bool:
 
 
 def _check_parentheses(function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
-    """Raise `Usage` where a function that makes a decorator is used as one itself: `@app.stage` without arguments."""
+    """Raise `Usage` for a decorator without parentheses: `@app.stage` instead of `@app.stage(…)`."""
     bare = next(filter(inspect.isfunction, args), None)
     if bare is None or not _makes_decorator(signature):
         return
     decorator = f"@{'app.' if next(iter(signature.parameters)) == 'self' else ''}{function.__name__}"
-    required = (each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY)
+    required = (
+        parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+    )
     arguments = ", ".join(
         f"{name}=…" for name in required if signature.parameters[name].default is inspect.Parameter.empty
     )
     raise Usage(
-        f"{decorator} stands above {bare.__name__!r} without parentheses",
+        f"{decorator} is used without parentheses above {bare.__name__!r}",
         hint=f"write {decorator}({arguments}) above def {bare.__name__}",
     )
 
@@ -122,36 +126,42 @@ def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: ob
         values = typing.cast(Iterable[object], value)
     elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
         values = typing.cast(Mapping[str, object], value).values()
-    for each in values:
+    for item in values:
         least = _LEAST.get(parameter.name)
-        if isinstance(each, Real) and least is not None and each < least:
-            raise Usage(f"{function.__name__}(): {parameter.name} is {each}; expected {least} or more")
-        if each is default or _fits(each, hint) or (not numbers and {int, float} & {*_parts(hint)}):
+        if isinstance(item, Real) and least is not None and item < least:
+            raise Usage(f"{function.__name__}(): {parameter.name} is {item}; expected {least} or more")
+        if item is default or _fits(item, hint) or (not numbers and {int, float} & {*_parts(hint)}):
             continue
         more = _MOMENT if timedelta in typing.get_args(hint) else ""
-        if parameter.name in _SPANS and isinstance(each, Real | timedelta):
+        if parameter.name in _SPANS and isinstance(item, Real | timedelta):
             more = "a span of time is text, such as '10 seconds' or '7d'"
-        if isinstance(each, str) and _is_several(hint):
-            more = f"write [{each!r:.100}] for a single one"
-        raise Usage(f"{function.__name__}(): {parameter.name} {_found(each, hint)}; expected {_words(hint)}", hint=more)
+        if isinstance(item, str) and _is_several(hint):
+            more = f"write [{item!r:.100}] for a single one"
+        raise Usage(
+            f"{function.__name__}(): {parameter.name} {_describe_value(item, hint)}; expected {_type_text(hint)}",
+            hint=more,
+        )
 
 
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's arguments. Names that only type checkers import are anything."""
-    names, found = _Names(function), {each.name: kind_of(each.annotation) for each in declared_of(function)}
+    """Return the types of a function's arguments. Names imported only for type checkers accept any value."""
+    names, hints = (
+        _Names(function),
+        {parameter.name: kind_of(parameter.annotation) for parameter in declared_of(function)},
+    )
     for name, annotation in function.__annotations__.items():
-        found[name] = annotation
+        hints[name] = annotation
         if isinstance(annotation, str):
             try:
-                found[name] = eval(annotation, function.__globals__, names)  # noqa: S307  as `typing.get_type_hints`
+                hints[name] = eval(annotation, function.__globals__, names)  # noqa: S307  as `typing.get_type_hints`
             except TypeError:  # an alias that only type checkers can read
-                found[name] = Any
-    return found
+                hints[name] = Any
+    return hints
 
 
 class _Names(dict[str, Any]):
-    """The names that a function's annotations may have."""
+    """Namespace in which a function's annotations are evaluated."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -165,7 +175,7 @@ class _Names(dict[str, Any]):
         return self._known.get(name, inside.get(name, _Unknown))
 
 
-class _Nobody(type):
+class _UnknownMeta(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -175,22 +185,22 @@ class _Nobody(type):
         return cls
 
 
-class _Unknown(metaclass=_Nobody):
-    """A name that only type checkers import, and whatever is written behind it: any value fits."""
+class _Unknown(metaclass=_UnknownMeta):
+    """A name imported only for type checkers, and its attributes and parameters: accepts any value."""
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; of any other type, itself."""
+    """Return the members of a union; for any other type, the type itself."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return tuple(part for each in typing.get_args(hint) for part in _parts(each))
+        return tuple(part for member in typing.get_args(hint) for part in _parts(member))
     return (hint,)
 
 
 def _fits(value: object, hint: Any) -> bool:
-    return any(_fits_one(value, part) for part in _parts(hint))
+    return any(_fits_part(value, part) for part in _parts(hint))
 
 
-def _fits_one(value: object, hint: Any) -> bool:
+def _fits_part(value: object, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return value in inner
@@ -200,7 +210,7 @@ def _fits_one(value: object, hint: Any) -> bool:
     if kind is Callable or kind is typing.get_origin(Callable[..., Any]):
         return callable(value)
     if not isinstance(kind, type) or kind in (object, _Unknown):
-        return True  # anything, or what cannot be asked of a value
+        return True  # any value, or a type that isinstance cannot check
     if kind in (int, float):
         return isinstance(value, Real)
     if kind is Path:
@@ -210,21 +220,21 @@ def _fits_one(value: object, hint: Any) -> bool:
     if _is_several(hint):
         is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
         return is_several and (not isinstance(value, list | tuple) or not inner or _all_fit(value, inner[0]))
-    with suppress(TypeError):  # of a protocol, whose methods are not looked at
+    with suppress(TypeError):  # isinstance fails for protocols that are not runtime-checkable
         return isinstance(value, kind)
     return True
 
 
-def _found(value: object, hint: Any) -> str:
-    """Say what is there: of a list its first element that does not fit."""
+def _describe_value(value: object, hint: Any) -> str:
+    """Describe the wrong value; for a list, its first wrong element."""
     if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
         inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
-        wrong = next((each for each in value if inner and not _fits(each, inner[0])), None)
+        wrong = next((item for item in value if inner and not _fits(item, inner[0])), None)
         if wrong is not None:
             return f"has {_shown(wrong)}"
     if isinstance(value, Mapping):
         inner = next((typing.get_args(part)[-1:] for part in _parts(hint) if _is_mapping(part)), ())
-        named = next(((name, each) for name, each in value.items() if inner and not _fits(each, inner[0])), None)
+        named = next(((name, item) for name, item in value.items() if inner and not _fits(item, inner[0])), None)
         if named is not None:
             return f"has {named[0]!r:.100}: {_shown(named[1])}"
     return f"is {_shown(value)}"
@@ -242,11 +252,11 @@ def _shown(value: object) -> str:
 
 
 def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return all(_fits(each, hint) for number, each in enumerate(values) if number < _MOST)
+    return all(_fits(item, hint) for number, item in enumerate(values) if number < _MOST)
 
 
 def _is_several(hint: Any) -> bool:
-    """Say if some of a type's values are lists, and none is a text."""
+    """Return True if values of the type can be lists and cannot be text."""
     if str in _parts(hint):
         return False
     kinds = [typing.get_origin(part) or part for part in _parts(hint)]
@@ -254,14 +264,14 @@ def _is_several(hint: Any) -> bool:
     return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
 
 
-def _words(hint: Any) -> str:
-    words = [_word(part) for part in _parts(hint)]
-    words = [*dict.fromkeys(words)]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _type_text(hint: Any) -> str:
+    phrases = [_part_text(part) for part in _parts(hint)]
+    phrases = [*dict.fromkeys(phrases)]
+    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} or {phrases[-1]}"
 
 
-def _word(hint: Any) -> str:
-    origin, inner = typing.get_origin(hint), [each for each in typing.get_args(hint) if each is not ...]
+def _part_text(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), [arg for arg in typing.get_args(hint) if arg is not ...]
     if origin is Literal:
         return " or ".join(map(repr, inner))
     kind = origin or hint
@@ -270,9 +280,9 @@ def _word(hint: Any) -> str:
     if not isinstance(kind, type):
         return str(kind)
     if issubclass(kind, Mapping):
-        return f"a dict of {_words(inner[0])} to {_words(inner[-1])}" if inner else "a dict"
+        return f"a dict of {_type_text(inner[0])} to {_type_text(inner[-1])}" if inner else "a dict"
     if _is_several(hint):
-        return f"a list of {_words(inner[0])}" if inner else "a list"
+        return f"a list of {_type_text(inner[0])}" if inner else "a list"
     if kind is typing.get_origin(Callable[..., Any]):
         return "a function"
     return {int: "a whole number", float: "a number"}.get(kind) or _CALLS.get(kind.__name__, kind.__name__)

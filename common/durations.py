@@ -1,7 +1,7 @@
-"""Spans of time as people write them: a number and a unit, once or several times over.
+"""Durations as people write them: a number and a unit, once or several times.
 
-`10 seconds`, `1.5 s`, `500ms`, `90d`, `1d12h`, `1 day 12 hours`. One grammar for all that takes a span: options of the
-command line, `slackwater.toml`, refs such as `app@-5m`, and the arguments of a program's stages.
+`10 seconds`, `1.5 s`, `500ms`, `90d`, `1d12h`, `1 day 12 hours`. One grammar for all durations: command line options,
+`slackwater.toml`, refs such as `app@-5m`, and arguments of a program's stages.
 """
 
 import re
@@ -31,35 +31,35 @@ _PART = re.compile(rf"({_NUMBER})\s*(?:({_WORDS})s?|({'|'.join(_SHORT)}|w))(?![a
 _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
-def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
-    """A span of time in milliseconds, rounded to whole ones. Upper and lower case are the same; `m` is minutes.
+def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
+    """Parse a duration into milliseconds, rounded. Case-insensitive; `m` is minutes.
 
-    With `bare_seconds`, a number without a unit is taken, as seconds. Raises `Usage`, which begins with `what`, where
-    it is written otherwise, or is longer than 10^9 days.
+    With `bare_seconds`, a number without a unit is in seconds. Raises `Usage`, with a message that begins with
+    `subject`, if the text has another form, or is longer than 10^9 days.
     """
-    words = text.strip().lower() if isinstance(text, str) else ""
+    normalized = text.strip().lower() if isinstance(text, str) else ""
     if bare_seconds:
         with suppress(ValueError):  # `1e3` and `.5` are numbers, too; `inf` has no digits then
-            words = f"{float(words):.3f}s"
-    if not _SPAN.fullmatch(words):
+            normalized = f"{float(normalized):.3f}s"
+    if not _SPAN.fullmatch(normalized):
         expected = "expected a number and a unit, such as '500 ms', '10 seconds' or 7d"
         raise Usage(
-            f"{what} {text!r} is not a span of time; {expected}".lstrip(),
+            f"{subject} {text!r} is not a span of time; {expected}".lstrip(),
             hint="the units are ms, s, m, h, d and w, or whole words; several add up: 1d12h",
         )
     span_ms = 0
-    for number, word, letter in _PART.findall(words):
-        # In whole numbers: a float has no word for each millisecond of a long span.
+    for number, word, symbol in _PART.findall(normalized):
+        # Integer arithmetic: a float cannot represent every millisecond of a long duration.
         digits, _, fraction = number.partition(".")
         parts: int = 10 ** len(fraction)
-        span_ms += (2 * int(digits + fraction) * _UNITS_MS[word or letter] + parts) // (2 * parts)
+        span_ms += (2 * int(digits + fraction) * _UNITS_MS[word or symbol] + parts) // (2 * parts)
     if span_ms > _MOST_MS:
-        raise Usage(f"{what} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
+        raise Usage(f"{subject} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
     return span_ms
 
 
 def format_ms(span_ms: int) -> str:
-    """The shortest text that `parse_ms` reads as this span, which is not negative: `1d12h`, `500ms`, `0s`."""
+    """Return the shortest text that `parse_ms` reads as this nonnegative duration: `1d12h`, `500ms`, `0s`."""
     parts = []
     for unit, unit_ms in _SHORT.items():
         number, span_ms = divmod(span_ms, unit_ms)
@@ -68,7 +68,7 @@ def format_ms(span_ms: int) -> str:
 
 
 def rounded(span_ms: int) -> str:
-    """The span in the largest unit that it fills, the rest cut off: `3 min`, `85 ms`."""
+    """Return the duration in the largest unit that fits, rounded down: `3 min`, `85 ms`."""
     for unit, unit_ms in (("d", DAY_MS), ("h", HOUR_MS), ("min", 60_000), ("s", 1_000)):
         if span_ms >= unit_ms:
             return f"{span_ms // unit_ms} {unit}"

@@ -1,6 +1,6 @@
-"""Instants: the present, and how a time and its age are written for people.
+"""Instants: the current time, and times and ages as text.
 
-As a ref takes them back, and short enough for a column: humanize would write `4 seconds ago`.
+Written as refs accept them, and short enough for a table column: humanize would write `4 seconds ago`.
 """
 
 import time
@@ -11,34 +11,35 @@ from .durations import DAY_MS, parse_ms, rounded
 
 
 def now_ms() -> int:
-    """The present, in milliseconds since 1970 UTC."""
+    """Return the current time in milliseconds since 1970 UTC."""
     return time.time_ns() // 1_000_000
 
 
-def parse(what: str, text: str) -> int:
-    """An instant, in milliseconds since 1970 UTC: an ISO time (local, unless it says otherwise), or `-5m`, before now.
+def parse(subject: str, text: str) -> int:
+    """Parse an instant into ms since 1970 UTC: an ISO time (local without an offset), or an age such as `-5m`.
 
-    Raises `Usage`, which begins with `what`, where it is neither.
+    Raises `Usage`, with a message that begins with `subject`, for anything else.
     """
     if text.startswith("-"):
-        return now_ms() - parse_ms(what, text[1:])
+        return now_ms() - parse_ms(subject, text[1:])
     try:
         return of_iso(text)
     except Usage as error:
-        raise Usage(f"{what} {error.sentence}", hint=error.hint) from None
+        raise Usage(f"{subject} {error.sentence}", hint=error.hint) from None
     except (ValueError, OverflowError, OSError) as error:
         raise Usage(
-            f"{what} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
+            f"{subject} {text!r} is not a time ({error})",
+            hint="such as 2026-11-21T07:12Z (local time without Z), or -5m",
         ) from None
 
 
 def of_iso(text: str) -> int:
-    """Return the instant of an ISO time in milliseconds since 1970 UTC.
+    """Parse an ISO time into milliseconds since 1970 UTC.
 
-    A time without an offset is local, a date alone is its first instant.
+    A time without an offset is local; a date alone is its first instant.
 
-    Raises `Usage` for an hour that the machine's time zone has twice, or never: clocks are put back or forward then.
-    Raises `ValueError`, `OverflowError` and `OSError` for what is no time.
+    Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
+    `OverflowError` and `OSError` for invalid text.
     """
     at = datetime.fromisoformat(text)
     readings = sorted((at.replace(fold=fold).astimezone() for fold in (0, 1)), key=datetime.timestamp)
@@ -55,7 +56,7 @@ def of_iso(text: str) -> int:
             f"{text} {why} ({' and '.join(str(reading.tzname()) for reading in readings)})",
             hint=f"write it with its offset: {offsets}; or in UTC, as {iso(times_ms[0])}",
         )
-    # Where clocks go over midnight, the day begins when they do.
+    # If clocks are put forward over midnight, the day begins at the new time.
     return times_ms[0 if is_twice else 1]
 
 
@@ -68,7 +69,7 @@ def _is_date(text: str) -> bool:
 
 
 def iso(time_ms: int, precision: str = "seconds") -> str:
-    """A time in UTC, cut off at minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`. Any year, as `day`."""
+    """Format a time of any year in UTC, truncated to minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`."""
     days, ms = divmod(time_ms, DAY_MS)
     clock = (_MIDNIGHT + timedelta(milliseconds=ms)).time()
     return f"{day(days)}T{clock.isoformat(timespec=precision)}Z"
@@ -80,23 +81,23 @@ _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 
 
 def day(days: int) -> str:
-    """A day, counted from 1970-01-01, of any year, by the calendar of today: `55840-11-08`.
+    """Format a day, counted from 1970-01-01, of any year, in the Gregorian calendar: `55840-11-08`.
 
-    A year has four digits or more, and is counted as ISO 8601 does: 0 is before 1, and -43 is 44 BC. Python has no day
-    beyond the years 1 to 9999, but the calendar comes again after 400 years.
+    A year has four digits or more, in the numbering of ISO 8601: 0 is before 1, and -43 is 44 BC. Python supports only
+    the years 1 to 9999, but the calendar repeats every 400 years.
     """
-    cycles, rest = divmod(days, _CYCLE_DAYS)
-    within = _EPOCH + timedelta(days=rest)
+    cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
+    within = _EPOCH + timedelta(days=day_of_cycle)
     year = within.year + cycles * _CYCLE_YEARS
     return f"{year:0{5 if year < 0 else 4}}-{within.month:02}-{within.day:02}"
 
 
 def age(time_ms: int, present_ms: int | None = None) -> str:
-    """How long ago, in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
+    """Format the age of a time in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
     elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
     return "now" if elapsed_ms < 1000 else f"{rounded(elapsed_ms)} ago"
 
 
 def when(time_ms: int) -> str:
-    """A time and how long ago it was: `2026-11-21T07:12:05Z (4 s ago)`."""
+    """Format a time and its age: `2026-11-21T07:12:05Z (4 s ago)`."""
     return f"{iso(time_ms)} ({age(time_ms)})"

@@ -1,4 +1,4 @@
-"""Types that msgspec reads, learned one at a time: two threads that have 0.22 learn one at once end the process."""
+"""Registration of types with msgspec, one at a time: msgspec 0.22 crashes if two threads register a type at once."""
 
 from threading import Lock
 from typing import TypeVar
@@ -7,13 +7,13 @@ import msgspec
 
 T = TypeVar("T")
 _learning = Lock()
-_known: set[object] = set()
+_registered: set[object] = set()
 
 
 def learned(kind: T) -> T:
-    """The same type, once msgspec knows it and those within, which it else learns at their first use."""
-    if kind not in _known:
+    """Return the type after registering it, and its nested types, with msgspec."""
+    if kind not in _registered:
         with _learning:
             msgspec.json.Decoder(kind)
-        _known.add(kind)
+        _registered.add(kind)
     return kind

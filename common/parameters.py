@@ -1,4 +1,4 @@
-"""Parameters of questions and operations, declared once for Python, the command line, HTTP and agents.
+"""Parameters of queries and operations, declared once for Python, the command line, HTTP and agents.
 
 A declaration is a `TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as
 `**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `parameters_of` lists them with their defaults.
@@ -15,29 +15,31 @@ _OF_TYPE: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """Explain a parameter, and say how it is written."""
+    """Help text and command line form of a parameter."""
 
     help: str
-    """A sentence, for the command line, the OpenAPI document, an agent and `help()`."""
+    """Sentence for the command line, the OpenAPI document, an agent and `help()`."""
     metavar: str | None = None
-    """Its value in the help of a verb. Without one, `…_s` and `…_ms` are spans of time on the command line."""
+    """Placeholder of the value in a verb's help. Without one, `…_s` and `…_ms` are durations on the command line."""
     default: Any = _OF_TYPE
-    """By default the empty value of its type: None where the type has it, `""`, False or `()`."""
+    """Default value; without one, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
-    """Its name on the command line where that is not `--name`, without a unit, and `--topic` for several `topics`."""
+    """Command line name if it is not `--name`, without a unit, such as `--topic` for `topics`."""
     pair: str = ""
-    """On the command line each item is a pair like `metavar`, such as this one."""
+    """Example of an item on the command line, if each item is a pair like `metavar`."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Limits of values that come over HTTP, as `msgspec.Meta` takes them; `each` has those of several."""
+    """Limits of values over HTTP, as arguments of `msgspec.Meta`; `each` has the limits of list items."""
 
 
 def param_of(parameter: inspect.Parameter) -> Param | None:
-    """Return how a declaration explains a parameter; None for a parameter that no declaration has."""
-    return next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, Param)), None)
+    """Return the declared `Param` of a parameter; None if it has none."""
+    return next(
+        (annotation for annotation in get_args(parameter.annotation)[1:] if isinstance(annotation, Param)), None
+    )
 
 
 def kind_of(annotation: Any) -> Any:
-    """Return the type alone, without explanations."""
+    """Return the type without annotations."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -47,7 +49,7 @@ def parts_of(kind: Any) -> tuple[Any, ...]:
 
 
 def declaration_of(function: Callable[..., Any]) -> Any:
-    """Return the declaration that a function takes as `**options: Unpack[…]`; None where it takes none."""
+    """Return the declaration that a function takes as `**options: Unpack[…]`; None if it takes none."""
     own = [*inspect.signature(function).parameters.values()]
     annotation = own[-1].annotation if own else None
     if isinstance(annotation, str) and annotation.startswith("Unpack["):
@@ -56,7 +58,7 @@ def declaration_of(function: Callable[..., Any]) -> Any:
 
 
 def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters that a function has from its declaration, with their defaults."""
+    """Return the parameters of a function's declaration, with their defaults."""
     declaration = declaration_of(function)
     hints = get_type_hints(declaration, include_extras=True) if declaration is not None else {}
     return [_field(name, annotation) for name, annotation in hints.items()]
@@ -67,30 +69,32 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     own = [*inspect.signature(function).parameters.values()]
     if declaration_of(function) is None:
         return own
-    keywords = [each for each in own[:-1] if each.kind is each.KEYWORD_ONLY]
+    keywords = [parameter for parameter in own[:-1] if parameter.kind is parameter.KEYWORD_ONLY]
     return [*own[: len(own) - 1 - len(keywords)], *declared_of(function), *keywords]
 
 
 def explained(function: Callable[..., Any]) -> str:
-    """Return the docstring of a function with what its declaration says: in several paragraphs, and of parameters."""
-    first, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
-    said = inspect.cleandoc(declaration_of(function).__doc__ or "")
-    params = [(each.name, param_of(each)) for each in declared_of(function)]
+    """Return the docstring of a function, completed by the help of its declared parameters."""
+    first, _, details = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    declared_doc = inspect.cleandoc(declaration_of(function).__doc__ or "")
+    params = [(parameter.name, param_of(parameter)) for parameter in declared_of(function)]
     args = "\n".join(f"    {name}: {param.help}" for name, param in params if param is not None)
-    rest = f"\n\n{rest}" if rest else ""
-    if "\n\nArgs:\n" in rest:
-        rest = rest.replace("\n\nArgs:\n", f"\n\nArgs:\n{args}\n", 1)
+    details = f"\n\n{details}" if details else ""
+    if "\n\nArgs:\n" in details:
+        details = details.replace("\n\nArgs:\n", f"\n\nArgs:\n{args}\n", 1)
     else:
-        at = min((at for name in ("Returns", "Raises") if (at := rest.find(f"\n\n{name}:\n")) >= 0), default=len(rest))
-        rest = f"{rest[:at]}\n\nArgs:\n{args}{rest[at:]}"
-    return f"{first}\n\n{said}{rest}" if "\n\n" in said else first + rest
+        at = min(
+            (at for name in ("Returns", "Raises") if (at := details.find(f"\n\n{name}:\n")) >= 0), default=len(details)
+        )
+        details = f"{details[:at]}\n\nArgs:\n{args}{details[at:]}"
+    return f"{first}\n\n{declared_doc}{details}" if "\n\n" in declared_doc else first + details
 
 
 def _field(name: str, annotation: Any) -> inspect.Parameter:
-    found = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-    param = param_of(found)
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    param = param_of(parameter)
     assert param is not None, f"{name} is declared without a Param"  # noqa: S101  a declaration of ours
-    return found.replace(default=_empty(kind_of(annotation)) if param.default is _OF_TYPE else param.default)
+    return parameter.replace(default=_empty(kind_of(annotation)) if param.default is _OF_TYPE else param.default)
 
 
 def _empty(kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Early warnings that a server is silent, with the setting that has its address, for whoever mistyped it."""
+"""Early warnings that a server does not answer, with the setting that has its address."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -6,24 +6,24 @@ from contextlib import contextmanager
 from threading import Timer
 
 SILENT_S = 5.0
-"""A silence that is longer gets a warning."""
+"""Seconds without an answer before a warning."""
 
 _log = logging.getLogger("slackwater")
 
 
 def address_of(setting: str) -> str:
-    """Where people should look when a server does not answer; empty where its address is of no setting."""
-    return f"is it running, and is its address right? It is that of {setting}" if setting else ""
+    """Return a hint to check a server's address in this setting; empty if no setting has the address."""
+    return f"check that it is running, and its address in {setting}" if setting else ""
 
 
 def warn_of(silence: str, setting: str) -> None:
-    """One line in the log: what is silent, and which setting has its address."""
+    """Log a warning that a server is silent, and the setting with its address."""
     _log.warning("%s", ": ".join(filter(None, (silence, address_of(setting)))))
 
 
 @contextmanager
 def on_silence(warn: Callable[[], None], after_s: float = SILENT_S) -> Iterator[None]:
-    """While a request may take longer: call `warn` once, in a thread, if it does. Not for requests by the thousand."""
+    """Call `warn` once, in a thread, if the block takes longer than `after_s`. Starts a thread per call."""
     timer = Timer(after_s, warn)
     timer.daemon = True
     timer.start()

@@ -1,6 +1,6 @@
-"""Files and folders that are written whole or not at all, and locks that one process at a time holds.
+"""Files and folders that are written atomically, and locks held by one process at a time.
 
-Folders of one process alone, which go with it: those of processes that were killed, the next one removes.
+Also temporary folders of a process, removed when it ends; folders of killed processes are removed by the next process.
 """
 
 import fcntl
@@ -23,36 +23,36 @@ _FILE = re.compile(
     r"duckdb|ddb|db|sqlite3?|pkl|pickle|np[yz]|h5|hdf5|zip|gz|bz2|xz|zst|lz4|7z|tar|tgz|jar)",
     re.IGNORECASE,
 )
-"""Endings of names that are of files: a folder of such a name would not be what was meant."""
+"""File extensions: a folder with such a name is probably a mistake."""
 
 
 _ENDING = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
-"""Endings of names that are none of numbers, such as those of versions and days."""
+"""Extensions that begin with a letter, unlike those of version numbers and dates."""
 
 
 def ending_of(path: PathLike[str] | str) -> str:
-    """The ending of a file's name, in small letters; empty of a folder, which has none, or a slash behind its name."""
+    """Return the lower-case extension of a file's name; empty for a folder, or for a name that ends in a slash."""
     return "" if os.fspath(path).endswith(os.sep) else Path(path).suffix.lower()
 
 
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_ending: bool = False) -> None:
-    """Raise `Usage` where a folder that is to be made would be called as a file is; one that is there may be.
+    """Raise `Usage` if a folder to create has the name of a file; existing folders are accepted.
 
-    With `any_ending` also where its ending is of no file that is known here: it was to say of which format a file is.
+    With `any_ending`, also for unknown extensions, because the extension was meant to select a file format.
     """
     path = Path(path)
     if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
         raise Usage(
-            f"{option} {path} would be a folder, and its name ends as a file's does",
+            f"{option} {path} would be a folder, but its name ends like a file's",
             hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",
         )
 
 
 @contextmanager
 def whole_file(path: Path, option: str) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place when the block is done.
+    """Yield a temporary file that replaces `path` when the block ends.
 
-    Raises `Refused` where it cannot be written; `option` named it.
+    Raises `Refused` if the file cannot be written; `option` is the option that named it.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
@@ -62,54 +62,54 @@ def whole_file(path: Path, option: str) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except SlackwaterError:
-        raise  # some are `OSError`, too: of a store that does not answer, not of this disk
+        raise  # some are `OSError`s of a store, not of this disk
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
 
 
 @contextmanager
 def whole_folder(path: Path, option: str) -> Iterator[Path]:
-    """A folder beside `path` to write to, which gets its name, that none may have, when the block is done.
+    """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends.
 
-    What calls that were killed have left of theirs is removed. Raises `Refused` where there is such a folder or file,
-    or it cannot be written; `option` named it.
+    Removes temporary folders of killed calls. Raises `Refused` if `path` exists or cannot be written; `option` is the
+    option that named it.
     """
     path = path.absolute()
     check_folder(path, option)
     check_new(path, option)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
-            with suppress(OSError), _held(left):  # else somebody is at it, or may not be disturbed
-                shutil.rmtree(left)
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
+            with suppress(OSError), _lock_folder(leftover):  # otherwise another process uses it
+                shutil.rmtree(leftover)
         temporary.mkdir()
         try:
-            with _held(temporary):
+            with _lock_folder(temporary):
                 yield temporary
-                # Before it has its name, all of it lies on the disk.
+                # All files must be durable before the rename.
                 for folder, _, files in os.walk(temporary):
-                    for each in (*(Path(folder) / file for file in files), Path(folder)):
-                        sync(each)
+                    for written in (*(Path(folder) / file for file in files), Path(folder)):
+                        sync(written)
                 check_new(path, option)
                 temporary.rename(path)
                 sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except SlackwaterError:
-        raise  # some are `OSError`, too: of a store that does not answer, not of this disk
+        raise  # some are `OSError`s of a store, not of this disk
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
 
 
 def check_new(path: Path, option: str) -> None:
-    """Raise `Refused` where there is something of that name."""
+    """Raise `Refused` if the path exists."""
     if path.exists() or path.is_symlink():
-        raise Refused(f"{path} is there already", hint=f"choose another {option}, or remove it yourself")
+        raise Refused(f"{path} already exists", hint=f"choose another {option}, or remove it yourself")
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder during the block, no longer than this process lives. Raises `OSError` where another does."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder during the block, at most until this process ends. Raises `OSError` if the lock is taken."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file durable, or a folder's entries: the fsync of a file does not."""
+    """Make a file, or the entries of a folder, durable. Syncing a file does not sync its folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -128,16 +128,18 @@ def sync(path: Path) -> None:
 
 
 def check_folder(path: Path, option: str) -> None:
-    """Raise `Refused` where there is no folder to write to."""
+    """Raise `Refused` if the folder to write to does not exist."""
     if not path.parent.is_dir():
-        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint=f"make it, or choose another {option}")
+        raise Refused(
+            f"{path} cannot be written: no folder {path.parent}", hint=f"create the folder, or choose another {option}"
+        )
 
 
 @contextmanager
 def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`, whose folder must exist. It goes with this process, however that ends.
+    """Hold the lock at `path`, whose folder must exist. The lock is released when this process ends, even if killed.
 
-    `wait` is called once if somebody else has it; then this waits until it is free.
+    Calls `wait` once if another process has the lock, then blocks until it is free.
     """
     while True:
         with path.open("a") as file:
@@ -146,7 +148,7 @@ def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever held it may have deleted the file: then the lock we got is nobody's.
+            # The former holder may have deleted the file: then our lock protects nothing, and we try again.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 yield
                 return
@@ -155,10 +157,10 @@ def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def own_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder of this name in `parent`, empty, and removed at the end."""
+    """Create an empty folder of this name in `parent`, and remove it at the end."""
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
-    # Before the folder: one without a lock that is held belongs to nobody.
+    # Lock before creating the folder: `sweep` removes folders without a held lock.
     with locked(lock, lambda: None):
         folder.mkdir()
         try:
@@ -169,8 +171,8 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders in `parent` of processes that died. Those of others are let be."""
-    for folder in [each for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else ():
+    """Remove the folders in `parent` of processes that died."""
+    for folder in [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else ():
         lock = folder.with_name(f"{folder.name}.lock")
         try:
             with suppress(FileNotFoundError), lock.open() as file:
@@ -183,13 +185,13 @@ def sweep(parent: Path) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder among the temporary files of this machine. What was left of this user's before goes first."""
+    """Create a temporary folder, after removing this user's folders of processes that died."""
     parent = Path(tempfile.gettempdir()) / f"slackwater-{os.getuid()}"
     with suppress(FileExistsError):
         parent.mkdir(mode=0o700)
-    found = parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        # Everybody may write there: this name is somebody else's, who could put files into it.
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        # The parent is world-writable, and another user may own this name and add files.
         with tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
         return

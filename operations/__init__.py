@@ -1,16 +1,17 @@
-"""Operations on an app from outside its batches, a room for each page of the docs. Nothing here runs inside a batch.
+"""Operations on an app, in one package for each page of the docs. None of them runs inside a batch.
 
-| room | contents |
+| package | contents |
 |---|---|
 | `staging/` | clone, trial, promote |
 | `program_changes/` | a changed program over stored state |
 | `repair/` | rewind, reset, edit, rejected records |
 | `erasure/` | forget |
 | `disaster_recovery/` | replicate, recover |
-| `from_spark/` | attach, adopt, and the checkpoint that they read |
+| `from_spark/` | attach, adopt, and the reader of Spark checkpoints |
 | `exchange/` | init, export, Iceberg |
 | `debugging/` | replay, the record behind a change, check |
-| `maintenance/` | compact, protect, remove, the archive by hand, tokens |
+| `maintenance/` | compact, protect, remove, filling the input archive, tokens |
 
-Decisions are pure functions over what `snapshot` and `store` read; Spark and Kafka carry them out.
+Decisions are pure functions of data that `snapshot` and `store` read. Other functions carry them out, with Spark and
+Kafka.
 """

@@ -1,10 +1,10 @@
-"""A running app on Spark and Kafka: the public API, sources, batches, sinks, the runner, servers for development.
+"""A running app on Spark and Kafka: the public API, sources, batches, sinks, the runner, development servers.
 
 | room | contents |
 |---|---|
-| `kafka/` | the seam to Kafka, by librdkafka and in memory |
+| `kafka/` | access to Kafka, by librdkafka and in memory |
 | `dev/` | servers for development, the demo and tests |
-| `source/` | how far a batch reads, and readers |
+| `source/` | planning and reading of batches |
 | `telemetry/` | spans and lineage |
 | `api/` | declarations of a program |
 | `spark/` | the session, its workers, tables as batch sources |
@@ -15,6 +15,6 @@
 | `reject/` | records for which a batch fails |
 | `run/` | claiming, starting, watching and stopping an app |
 
-Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`; none of them is repeated
-here. Import the modules rather than this package: it stays empty, so that only users of Spark wait for Spark.
+Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`. Import the modules rather
+than this package: it stays empty, so that only users of Spark wait for Spark to load.
 """

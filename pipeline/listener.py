@@ -18,63 +18,63 @@ class ArchiveState:
     app: str
     topic: str
     behind: int
-    """Offsets that committed batches have read, and that are not in it yet."""
+    """Offsets that committed batches have read and that are not archived yet."""
     objects: int
     bytes: int
     error: str = ""
-    """Why it gets no further; empty where it does."""
+    """Reason why the archive is stuck; empty if it is not."""
 
 
 class Listener:
-    """Receives the events of a run, from several threads. The methods of this base do nothing."""
+    """Receives the events of a run, from several threads. The methods of this base class do nothing."""
 
     def doing(self, what: str) -> None:
-        """Activity from now on, such as "starting Spark"; empty once batches run."""
+        """Report the current activity, such as "starting Spark"; empty once batches run."""
 
     def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """Batches of these stages run from now on, each started at most once in its `triggers_s` seconds.
+        """Report that batches of these stages run, each started at most once in its `triggers_s` seconds.
 
-        `patience_s` is how long a store or broker may be away. `held` says of a stage that it starts none, as others
-        are behind.
+        `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
+        batch, because other stages lag.
         """
 
     def move(self, head: "Manifest", tip: "Manifest") -> None:
-        """A stage has another newest committed version, `head`, or newest acknowledged one, `tip`."""
+        """Report a stage's newest committed version, `head`, or its newest acknowledged one, `tip`."""
 
     def committed(self, batch: "BatchReport") -> None:
-        """A batch was committed."""
+        """Report a committed batch."""
 
     def looped(self) -> None:
-        """The driver's loop came round."""
+        """Report an iteration of the driver's loop."""
 
     def looked(self, stage: str, *, busy: bool, version: int) -> None:
-        """State of a stage: `busy` while a batch is under way; its newest version."""
+        """Report the state of a stage: `busy` while a batch runs, and its newest version."""
 
     def checked(self) -> None:
-        """All stages were seen to be this runner's."""
+        """Report that this runner owns all its stages."""
 
     def spark(self, tasks: Hashable) -> None:
-        """Spark's JVM answered; `tasks` is another value when a task has ended since."""
+        """Report an answer of Spark's JVM; `tasks` changes whenever a task has ended."""
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
-        """Lag of every stage of the app, every few seconds."""
+        """Report the lag of every stage of the app, every few seconds."""
 
     def archived(self, states: tuple[ArchiveState, ...]) -> None:
-        """Progress of the input archives of the topics that are read here, every few seconds."""
+        """Report the progress of the input archives of the topics read by this run, every few seconds."""
 
     def collected(self, done: "Collected") -> None:
-        """Garbage of the app was collected, beside the batches."""
+        """Report a garbage collection of the app."""
 
     def ending(self) -> None:
-        """No batch starts any more."""
+        """Report that no more batches start."""
 
 
 class Listeners(Listener):
-    """Passes each event to several listeners, in their order. None is left out."""
+    """Passes each event to several listeners, in their order; None is ignored."""
 
     def __init__(self, *listeners: Listener | None) -> None:
         for name in [name for name in vars(Listener) if not name.startswith("_")]:
-            setattr(self, name, _all([getattr(one, name) for one in listeners if one is not None]))
+            setattr(self, name, _all([getattr(listener, name) for listener in listeners if listener is not None]))
 
 
 def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
@@ -86,7 +86,7 @@ def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
 
 
 class Callbacks(Listener):
-    """Calls a function with each activity, and another one with each committed batch."""
+    """Calls a function with each activity, and another with each committed batch."""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""HTTP over a store root: any process answers any key at any moment. A few lines a route, over `client`.
+"""HTTP server over a store root: every instance can answer for every key at every moment.
 
-What an instance keeps it can lose: the store has all. Routes are declared once (`declare`), and what is made of that,
-the checks and the OpenAPI document, is made nowhere else. What may not live here: how something is read or decided.
+An instance holds no state that is not in the store. Routes are declared once (`declare`), from which argument checks
+and the OpenAPI document are derived. Route functions are a few lines over `client`: no logic of reads or decisions
+belongs here.
 """

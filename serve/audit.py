@@ -1,6 +1,6 @@
-"""One line of JSON for each request: who asked for what, and what came of it. Values of keys and in SQL are left out.
+"""Audit log: one JSON line per request, with the caller and the outcome. Key values and SQL literals are omitted.
 
-A line outlives what is forgotten (`slackwater forget`): what it has of a key is how many there were.
+Lines are kept after `slackwater forget`, so of keys they hold only the number.
 """
 
 import logging
@@ -13,14 +13,14 @@ from ..common.instants import iso, now_ms
 from ..snapshot.query.clauses import words
 
 AUDIT = logging.getLogger("slackwater.audit")
-"""At INFO; whoever wants the lines gives it a handler."""
+"""The audit logger; lines have level INFO and go to its handlers."""
 _SQL = ("sql", "where", "check")
 _HIDDEN = ("string", "number", "escaped", "dollars", "open")
 
 
 @contextmanager
 def write_to(file: Path | None) -> Iterator[None]:
-    """Have lines appended to a file, or to standard error for `-`; None for nowhere."""
+    """Append audit lines to a file during the context; `-` means standard error, None means no log."""
     if file is None:
         yield
         return
@@ -38,23 +38,23 @@ def write_to(file: Path | None) -> Iterator[None]:
 
 
 def write(
-    what: str, host: str, who: str, found: Mapping[str, object], status: int, rows: int | None, took_s: float
+    action: str, host: str, who: str, arguments: Mapping[str, object], status: int, rows: int | None, took_s: float
 ) -> None:
-    """Write the line of a request, if somebody wants it; `rows` is None where more may come."""
+    """Write the line of a request, if the log is enabled; `rows` is None for a stream that has not ended."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
-    asked = {name: _shown(name, value) for name, value in found.items() if value not in ("", [])}
-    about = {
+    shown_arguments = {name: _shown(name, value) for name, value in arguments.items() if value not in ("", [])}
+    line = {
         "time": iso(now_ms(), "milliseconds"),
         "who": who,
         "from": host,
-        "what": what,
-        "asked": asked,
+        "what": action,
+        "asked": shown_arguments,
         "status": status,
         "rows": rows,
         "ms": round(took_s * 1_000, 1),
     }
-    AUDIT.info(encoded(about).decode())
+    AUDIT.info(encoded(line).decode())
 
 
 def _shown(name: str, value: object) -> object:
@@ -64,5 +64,5 @@ def _shown(name: str, value: object) -> object:
 
 
 def without_values(sql: str) -> str:
-    """A statement with `?` in the place of each string and number."""
-    return " ".join("?" if each.kind in _HIDDEN else sql[each.start : each.end] for each in words(sql))
+    """Return a statement with `?` in place of each string and number."""
+    return " ".join("?" if token.kind in _HIDDEN else sql[token.start : token.end] for token in words(sql))

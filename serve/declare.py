@@ -1,8 +1,8 @@
-"""Routes as they are declared: a function's signature says what may be asked, and its docstring what it gives.
+"""Declaration of routes: a function's signature gives the parameters, and its docstring describes the result.
 
-Its parameters after the first are those of the path and of the query, by their names; `**options: Unpack[…]` stands for
-those of a declaration. What is asked is converted by their types and held to their limits (msgspec) before the function
-is called; the same types are the OpenAPI document's.
+Parameters after the first are those of the path and of the query, by name; `**options: Unpack[…]` adds those of a
+declaration. Before a call, msgspec converts arguments to the parameters' types and checks their limits; the OpenAPI
+document is derived from the same types.
 """
 
 import inspect
@@ -26,11 +26,11 @@ def _text(pattern: str, description: str, *examples: str, most: int = 200) -> An
 
 
 AppName = _text(rf"^{keys.NAME}(~[0-9]{{1,3}})?$", "Name of the app.", "flights")
-Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; without it, all stages are meant.", "carriers")
+Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; empty for all stages.", "carriers")
 Table = _text(rf"^{keys.NAME}$", "Name of the table.", "carriers")
 Moment = _text(
     r"^[^/@\x00-\x1f]+$",
-    "A moment, as behind the @ of a ref: `now`, a time in ISO form, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
+    "A moment, the part of a ref after the @: `now`, an ISO time, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
     "now",
 )
 Keys = Annotated[
@@ -38,74 +38,73 @@ Keys = Annotated[
     Meta(
         min_length=1,
         max_length=1_000,
-        description=r"The key, as text; several times for many. `\N` is null (`\\N` the string `\N`), bytes are "
+        description=r"The key as text; repeatable. `\N` is null (`\\N` the string `\N`), bytes are "
         "hexadecimal, a struct is a JSON object. A key with several columns is a JSON array of their values.",
         examples=[["UA"]],
     ),
 ]
-Key = Annotated[str, Meta(max_length=10_000, description="The key, as text; as of many keys.", examples=["UA"])]
-Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 for the newest, or for none.")]
-Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; several times for many.")]
-Limit = Annotated[int, Meta(ge=1, le=10_000, description="At most so many, the newest.")]
-RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="At most so many rows of each table; 0 for all.")]
-Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="DuckDB's SQL; one statement, which reads.")]
-KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; without it, all of the batch.")]
-SnapshotName = _text(rf"^({keys.NAME})?$", "What to call it; without it, the time.", "before-deploy")
-Message = Annotated[str, Meta(max_length=4_096, description="Why, for the log of operations.")]
+Key = Annotated[str, Meta(max_length=10_000, description="A key as text, as for rows by key.", examples=["UA"])]
+Version = Annotated[int, Meta(ge=0, le=1 << 53, description="Number of a version; 0 means the newest, or none.")]
+Columns = Annotated[list[str], Meta(max_length=1_000, description="Only this column; repeatable.")]
+Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of results, newest first.")]
+RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="Maximum number of rows per table; 0 for all.")]
+Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="One read-only statement in DuckDB's SQL.")]
+KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; empty for the whole batch.")]
+SnapshotName = _text(rf"^({keys.NAME})?$", "Name of the snapshot; empty for the current time.", "before-deploy")
+Message = Annotated[str, Meta(max_length=4_096, description="Reason, for the log of operations.")]
 Format = Annotated[
     Literal["", "json", "arrow"],
-    Meta(description="What the answer is; else the `Accept` header says, and JSON is what there is without."),
+    Meta(description="Format of the answer; empty for that of the `Accept` header, or else JSON."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route."""
+    """A route."""
 
     method: Literal["GET", "POST"]
     path: str
     verb: Verb | None
-    """What a token needs; None for nothing."""
+    """The verb that a token needs; None for none."""
     function: Callable[..., Any]
-    asked: type[msgspec.Struct]
-    """Its parameters, by name."""
+    parameters: type[msgspec.Struct]
+    """Struct of the parameters, by name."""
     in_path: tuple[str, ...]
     lists: frozenset[str]
-    """Those that may be given several times."""
+    """Parameters that may be repeated."""
     streams: bool
-    """Whether it answers with events, until whoever asked goes away."""
+    """True if the answer is a stream of events, until the client disconnects."""
     is_long: bool = False
-    """Whether it may take longer than others."""
+    """True if the longer time limit applies."""
 
     @property
     def name(self) -> str:
-        """What it is called: the function's name."""
         return self.function.__name__
 
     def understand(
         self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
     ) -> dict[str, Any]:
-        """The values of its parameters. Raises `Usage`, which names the parameter, where one is not as declared."""
-        found: dict[str, Any] = dict(in_path)
-        known, lists = self.asked.__struct_fields__, self.lists
+        """Return the arguments by name. Raises `Usage`, which names the parameter, for an invalid argument."""
+        arguments: dict[str, Any] = dict(in_path)
+        names, lists = self.parameters.__struct_fields__, self.lists
         for name, value in query:
-            if name not in known or name in self.in_path:
+            if name not in names or name in self.in_path:
                 raise Usage(
-                    f"there is no parameter {name!r}{nearest(name, known)}", hint=f"there are: {', '.join(known)}"
+                    f"there is no parameter {name!r}{nearest(name, names)}", hint=f"there are: {', '.join(names)}"
                 )
             if name in lists:
-                found.setdefault(name, []).append(value)
-            elif found.setdefault(name, value) is not value:
+                arguments.setdefault(name, []).append(value)
+            elif arguments.setdefault(name, value) is not value:
                 raise Usage(f"the parameter {name!r} is given twice")
         try:
             if body:
-                more = msgspec.json.decode(body, type=dict[str, Any])
-                if twice := more.keys() & found.keys():
-                    raise Usage(f"{', '.join(sorted(twice))}: given in the address and in the body")
-                found |= more
+                in_body = msgspec.json.decode(body, type=dict[str, Any])
+                if duplicates := in_body.keys() & arguments.keys():
+                    raise Usage(f"{', '.join(sorted(duplicates))}: given both in the URL and in the body")
+                arguments |= in_body
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Usage(f"{self.path}: {error}", hint="/openapi.json says what may be asked") from None
-        return converted(found, self.asked, self.path, "/openapi.json says what may be asked")
+            raise Usage(f"{self.path}: {error}", hint="/openapi.json describes the parameters") from None
+        return converted(arguments, self.parameters, self.path, "/openapi.json describes the parameters")
 
 
 ENDPOINTS: list[Endpoint] = []
@@ -119,51 +118,51 @@ def endpoint(
     streams: bool = False,
     is_long: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `Call`, as what answers a path."""
+    """Declare a function, whose first parameter is a `Call`, as the handler of a path."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters, asked = asked_of(function)
-        in_path = tuple(each.name for each in parameters if f"{{{each.name}}}" in path)
-        lists = frozenset(each.name for each in parameters if _is_list(each.annotation))
+        parameters, struct = parameter_struct_of(function)
+        in_path = tuple(parameter.name for parameter in parameters if f"{{{parameter.name}}}" in path)
+        lists = frozenset(parameter.name for parameter in parameters if _is_list(parameter.annotation))
         ENDPOINTS.extend(
-            Endpoint(each, path, verb, function, asked, in_path, lists, streams, is_long) for each in methods
+            Endpoint(method, path, verb, function, struct, in_path, lists, streams, is_long) for method in methods
         )
         return function
 
     return declared
 
 
-def asked_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
-    """Return the parameters of a function after the first, and a struct of them with types, limits and defaults."""
-    parameters = [_over_http(each) for each in parameters_of(function)[1:]]
-    fields = [_field(each) for each in parameters]
+def parameter_struct_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    """Return a function's parameters after the first, and a struct of their types, limits and defaults."""
+    parameters = [_over_http(parameter) for parameter in parameters_of(function)[1:]]
+    fields = [_field(parameter) for parameter in parameters]
     return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
 
 
 def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a declared parameter with the type and the limits that it has over HTTP; any other one as it is."""
+    """Return a parameter with the type and limits of its declaration for HTTP; unchanged if it has none."""
     if (param := param_of(parameter)) is None:
         return parameter
     kind = kind_of(parameter.annotation)
     kind, limits = str if str in parts_of(kind) else kind, dict(param.limits)
-    if each := limits.pop("each", None):
-        item: Any = Annotated[str, Meta(**each)]
+    if item_limits := limits.pop("each", None):
+        item: Any = Annotated[str, Meta(**item_limits)]
         kind = list[item]
     return parameter.replace(annotation=Annotated[kind, Meta(description=param.help, **limits)])
 
 
-def converted(found: Mapping[str, Any], asked: type[msgspec.Struct], what: str, hint: str) -> dict[str, Any]:
-    """What was found, by name, as parameters of these types. Raises `Usage` where one is not as declared."""
-    known = asked.__struct_fields__
-    if unknown := found.keys() - {*known}:
+def converted(arguments: Mapping[str, Any], struct: type[msgspec.Struct], subject: str, hint: str) -> dict[str, Any]:
+    """Return arguments converted to the parameters' types, by name. Raises `Usage` for an invalid argument."""
+    names = struct.__struct_fields__
+    if unknown := arguments.keys() - {*names}:
         raise Usage(
-            f"{what}: there is no parameter {', '.join(sorted(map(str, unknown)))[:200]}",
-            hint=f"there are: {', '.join(known)}",
+            f"{subject}: there is no parameter {', '.join(sorted(map(str, unknown)))[:200]}",
+            hint=f"there are: {', '.join(names)}",
         )
     try:
-        return msgspec.structs.asdict(msgspec.convert(found, learned(asked), strict=False))
+        return msgspec.structs.asdict(msgspec.convert(arguments, learned(struct), strict=False))
     except msgspec.ValidationError as error:
-        raise Usage(f"{what}: {error}", hint=hint) from None
+        raise Usage(f"{subject}: {error}", hint=hint) from None
 
 
 def _field(parameter: inspect.Parameter) -> Any:

@@ -1,4 +1,4 @@
-"""What goes wrong over HTTP: an error of the library, or one of these, as a status and a document."""
+"""HTTP statuses and JSON documents of errors: those of the library, and the ones that only HTTP has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,23 +18,23 @@ from ..errors import (
 
 
 class NotKnown(SlackwaterError):
-    """Nobody is known by what was sent to say who asks."""
+    """The client's token or certificate is unknown."""
 
 
 class Denied(SlackwaterError):
-    """Whoever asks is known, and may not have this."""
+    """The client is known, but not allowed to do this."""
 
 
 class TooOften(SlackwaterError):
-    """More was asked within a time than may be. `after_s` is when to ask again."""
+    """A rate limit or a limit of concurrent work was exceeded. `after_s` is the time to wait before a retry."""
 
     def __init__(self, sentence: str, *, after_s: float = 1.0) -> None:
-        super().__init__(sentence, hint=f"ask again in {after_s:.1f} s")
+        super().__init__(sentence, hint=f"retry in {after_s:.1f} s")
         self.after_s = after_s
 
 
 class NotYet(SlackwaterError):
-    """The state has not read as far as was asked for. `offsets` is how far it has."""
+    """The state has not read as far as requested. `offsets` tells how far it has."""
 
     def __init__(self, sentence: str, *, offsets: Mapping[str, tuple[int, ...]], hint: str) -> None:
         super().__init__(sentence, hint=hint)
@@ -56,22 +56,21 @@ STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
     (Forbidden, 502),
     (Refused, 409),
 )
-"""The first that fits counts. Anything else of ours is 422: understood, and it could not be carried out."""
+"""Status by class of error; the first match counts. All other errors of slackwater are 422."""
 CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
 
 
 def status_of(error: SlackwaterError) -> int:
-    """The status of an error."""
     return next((status for kind, status in STATUS if isinstance(error, kind)), 422)
 
 
 def problem(error: Exception, root: str = "") -> dict[str, Any]:
-    """The document of an error: `error` is a name of `errors`, or "Bug", whose words are for the log alone.
+    """Return the document of an error. `error` is the class name, or "Bug", whose details go to the log only.
 
-    Where the store lies, `root`, is nobody's business.
+    `root`, the address of the store, is replaced in the texts, since clients need not know that.
     """
     if not isinstance(error, SlackwaterError):
-        return {"error": "Bug", "message": "this is a bug of slackwater; the server's log has more", "hint": ""}
-    more = {"offsets": error.offsets} if isinstance(error, NotYet) else {}
+        return {"error": "Bug", "message": "this is a bug in slackwater; see the server's log", "hint": ""}
+    extra = {"offsets": error.offsets} if isinstance(error, NotYet) else {}
     message, hint = (text.replace(root, "the store") if root else text for text in (error.message, error.hint))
-    return {"error": type(error).__name__, "message": message, "hint": hint, **more}
+    return {"error": type(error).__name__, "message": message, "hint": hint, **extra}

@@ -1,6 +1,6 @@
-"""The newest moment of an app, looked for all the time while somebody asks, and how far its tables have read.
+"""Tracking of an app's newest moment, and how far its tables have read, while clients ask for the app.
 
-So an answer waits for no request to the store but those for its rows, and whoever wants a later moment hears of it.
+So answers need no request to the store except for their rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -17,30 +17,31 @@ from .rows.look_ups import InThread
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""For so long after it was last asked for, an app is followed."""
+"""Seconds after the last request during which an app is polled."""
 _WHOLE_S = 2.0
-"""So often it is looked for in full: stages that began, an app that was made anew."""
+"""Seconds between full polls, which notice new stages and an app that was created again."""
 _REOPENED_S = 30.0
-"""So often what is open is opened again, without fetching anything: files in use are not evicted, and whatever was is
-held no longer."""
+"""Seconds between reopening cached files without fetching, so that files in use are not evicted, and evicted
+ones are closed.
+"""
 
 
 _SOON_BYTES = 8 << 20
-"""Of so much that is not on this machine, a moment is only told of once it is open: a batch's SSTs, of most."""
+"""Maximum bytes to fetch before a new moment is announced: usually a batch's SSTs."""
 
 Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
-"""Which of the state partitions of an app's table this instance is to have warm."""
+"""Returns those of the state partitions of an app's table that this instance keeps warm."""
 
 
 class Newest:
-    """Follows one app. Of one event loop."""
+    """Polls one app. Belongs to one event loop."""
 
     def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
         self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
         self._reading: FreshMoment | None = None
         self._asked_s = self._whole_s = self._opened_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
+        self._polling = asyncio.Lock()
         self._changed = asyncio.Event()
         self._listeners = 0
         self._tables: dict[str, float] = {}
@@ -48,35 +49,35 @@ class Newest:
         self._is_to_warm = False
 
     async def reading(self) -> FreshMoment:
-        """The newest moment, as it was found a moment ago. Raises as `StoredApp.at`."""
+        """Return the newest moment of the last poll. Raises as `StoredApp.at`."""
         self._asked_s = time.monotonic()
         if self._reading is None:
-            async with self._looking:
+            async with self._polling:
                 if self._reading is None:
-                    await self._look()
+                    await self._poll()
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
-        assert self._reading is not None  # noqa: S101  `_look` raises, or finds one
+        assert self._reading is not None  # noqa: S101  `_poll` raises, or sets a moment
         return self._reading
 
-    def asked_for(self, table: str) -> None:
-        """That rows of a table were asked for: it is kept warm from then on, for a while."""
+    def keep_warm(self, table: str) -> None:
+        """Note that rows of a table were requested, which keeps the table warm for a while."""
         is_new = table not in self._tables
         self._tables[table] = time.monotonic()
         if is_new:
             self.warm()
 
-    async def until(self, holds: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
-        """The newest moment as soon as something holds of it, or when the time is over; and whether it does."""
+    async def until(self, condition: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
+        """Wait until a condition holds for the newest moment. Returns the newest moment, and False after a timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 async for reading in self.changes():
-                    if holds(reading):
+                    if condition(reading):
                         return reading, True
         return await self.reading(), False
 
     async def changes(self) -> AsyncIterator[FreshMoment]:
-        """The newest moment, and each that comes after it, for as long as somebody listens."""
+        """Yield the newest moment, and each later one."""
         self._listeners += 1
         try:
             seen = None
@@ -92,7 +93,6 @@ class Newest:
             self._listeners -= 1
 
     def close(self) -> None:
-        """Follow no more."""
         for task in filter(None, (self._task, self._warming)):
             task.cancel()
 
@@ -101,62 +101,62 @@ class Newest:
             while self._listeners or time.monotonic() - self._asked_s < IDLE_S:
                 await asyncio.sleep(self._every_s)
                 try:
-                    await self._look()
+                    await self._poll()
                 except (Unavailable, Corruption) as error:
-                    # What was newest goes on being answered, and says how old it is.
-                    _log.warning("%s cannot be followed: %s", self._app.called, error.message)
-        except Exception as error:  # such as an app that is gone: whoever asks next hears of it
-            _log.warning("%s is followed no more: %s", self._app.called, error)
+                    # Keep serving the last moment; answers tell its time.
+                    _log.warning("cannot poll %s: %s", self._app.called, error.message)
+        except Exception as error:  # such as a removed app; the next request raises the error
+            _log.warning("stopped polling %s: %s", self._app.called, error)
         finally:
             self._reading = self._task = None
-            self._tell()
+            self._notify()
 
-    async def _look(self) -> None:
-        known, now_s = self._reading, time.monotonic()
+    async def _poll(self) -> None:
+        previous, now_s = self._reading, time.monotonic()
         if now_s - self._whole_s > _WHOLE_S:
-            self._whole_s, known = now_s, None
-        found = await self._in_thread(lambda: self._read(known))
-        if found is not None:
-            self._reading = found
-            self._tell()
+            self._whole_s, previous = now_s, None
+        new_reading = await self._in_thread(lambda: self._read(previous))
+        if new_reading is not None:
+            self._reading = new_reading
+            self._notify()
             self.warm()
         elif (reading := self._reading) is not None and now_s - self._opened_s > _REOPENED_S:
             self._opened_s = now_s
             await self._in_thread(lambda: self._open(reading, 0))
 
-    def _read(self, known: FreshMoment | None) -> FreshMoment | None:
-        """The newest moment; None where that is known."""
-        found = self._app.newer(known.moment) if known is not None else self._app.at()
-        if found is None or (self._reading is not None and found.versions == self._reading.moment.versions):
+    def _read(self, previous: FreshMoment | None) -> FreshMoment | None:
+        """Return the newest moment, or None if it is unchanged."""
+        moment = self._app.newer(previous.moment) if previous is not None else self._app.at()
+        if moment is None or (self._reading is not None and moment.versions == self._reading.moment.versions):
             return None
-        found.read_up_to()  # its manifests are known then
-        made = FreshMoment(found, is_newest=True, asked_for=self.asked_for)
-        # What a batch has written is soon there: before it is told of, so that nobody waits for it.
-        self._open(made, _SOON_BYTES)
-        return made
+        moment.read_up_to()  # loads the manifests
+        new_reading = FreshMoment(moment, is_newest=True, on_read=self.keep_warm)
+        # Fetch a batch's few new bytes before announcing the moment, so that no request has to wait for them.
+        self._open(new_reading, _SOON_BYTES)
+        return new_reading
 
     def _open(self, reading: FreshMoment, most_bytes: int | None = None) -> None:
-        """Fetch and open what the tables that are asked for have, one after the other."""
-        for table in [each for each in [*self._tables] if each in reading.moment.cut.tables]:
-            mine = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
+        """Fetch and open the SSTs of the requested tables, one table after the other."""
+        for table in [name for name in [*self._tables] if name in reading.moment.cut.tables]:
+            owned = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
             try:
-                reading.open(table, mine, most_bytes)
+                reading.open(table, owned, most_bytes)
             except SlackwaterError as error:
-                _log.warning("%s of %s cannot be fetched: %s", table, self._app.called, error.message)
+                _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Have warm what is this instance's to have, which may be more than a moment ago."""
+        """Start fetching what this instance owns, which may have grown."""
         self._is_to_warm, self._opened_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
-            self._warming = asyncio.create_task(self._have_warm())
+            self._warming = asyncio.create_task(self._warm_owned())
 
-    async def _have_warm(self) -> None:
+    async def _warm_owned(self) -> None:
         while self._is_to_warm and (reading := self._reading) is not None:
             self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}
             await self._in_thread(lambda: self._open(reading))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The OpenAPI document: made of the very types that requests are held to."""
+"""The OpenAPI document, derived from the types that check requests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +18,9 @@ _PROBLEM = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1 of some routes."""
     paths: dict[str, dict[str, Any]] = {}
-    for each in endpoints:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
+    for route in endpoints:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -39,8 +38,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    (_, schemas) = msgspec.json.schema_components([endpoint.asked], ref_template="#/{name}")
-    schema = schemas[endpoint.asked.__name__]
+    (_, schemas) = msgspec.json.schema_components([endpoint.parameters], ref_template="#/{name}")
+    schema = schemas[endpoint.parameters.__name__]
     required = schema.get("required", ())
     in_body = endpoint.method == "POST"
     parameters = [
@@ -48,37 +47,37 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             "name": name,
             "in": "path" if name in endpoint.in_path else "query",
             "required": name in required,
-            "description": each.get("description", ""),
-            "schema": each,
+            "description": parameter_schema.get("description", ""),
+            "schema": parameter_schema,
         }
-        for name, each in schema["properties"].items()
+        for name, parameter_schema in schema["properties"].items()
         if name in endpoint.in_path or not in_body
     ]
-    words = (endpoint.function.__doc__ or "").strip()
+    summary = (endpoint.function.__doc__ or "").strip()
     media: dict[str, Any] = {"text/event-stream": {}} if endpoint.streams else {JSON: {"schema": {}}}
     if "format" in schema["properties"]:
         media[ARROW] = {}
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": f"{endpoint.name}{'_of_body' if in_body else ''}",
-        "summary": words.partition("\n")[0],
-        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "Any token will do.",
+        "summary": summary.partition("\n")[0],
+        "description": f"A token needs the verb `{endpoint.verb}`." if endpoint.verb else "A token needs no verb.",
         "parameters": parameters,
         "responses": {
-            "200": {"description": "What was asked for.", "content": media},
-            "304": {"description": "It is what `If-None-Match` says."},
-            **{str(code): {"description": "What went wrong.", "content": _problem()} for code in CODES},
+            "200": {"description": "The answer.", "content": media},
+            "304": {"description": "Not changed since the ETag in `If-None-Match`."},
+            **{str(code): {"description": "An error.", "content": _problem()} for code in CODES},
         },
     }
     if in_body:
-        own = {name: each for name, each in schema["properties"].items() if name not in endpoint.in_path}
+        own = {name: value for name, value in schema["properties"].items() if name not in endpoint.in_path}
         body = {
             "type": "object",
             "properties": own,
             "required": [name for name in required if name in own],
             "additionalProperties": False,
         }
-        found["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
-    return found
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+    return operation
 
 
 def _problem() -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Instances of one store: each says in the store that it lives, and whose a part of a table is, all of them compute.
+"""Instances of one store: each writes heartbeats to the store, and all compute the same owners of state partitions.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): of the instances that live, the one whose hash with a state partition
-is the largest owns it, and keeps its SSTs warm. Nobody is elected, and when one goes, only what it owned moves. To whom
-a key is passed on changes no answer: whoever gets none in time reads the store.
+Rendezvous hashing (Thaler and Ravishankar 1998): the live instance with the largest hash of its id and a state
+partition owns the partition and keeps its SSTs warm. There is no leader, and when an instance leaves, only its own
+partitions move. Forwarding never changes an answer: an instance that gets no reply in time reads the store itself.
 """
 
 import asyncio
@@ -27,32 +27,32 @@ _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 _GONE_MS = 3_500
-"""Without a sign of life for so long, by storage's clock, an instance is gone."""
+"""Age of the last heartbeat, by the storage's clock, after which an instance counts as gone."""
 _FORGOTTEN_MS = 60_000
 _PATIENCE = urllib3.Timeout(connect=0.25, read=1.0)
 HOP = "slackwater-hop"
-"""The header of what was passed on: it is answered where it comes to. Its value is the time as of which rows expire."""
+"""Header of a forwarded request, which is not forwarded again. Its value is the time as of which rows expire."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """One that serves the store."""
+    """An instance that serves the store."""
 
     id: limits.Id
     url: limits.Line
-    """Where the others reach it."""
+    """Address for other instances."""
 
 
-INSTANCES = Notes(Peer, lambda: keys.INSTANCES, lambda one: one.id)
+INSTANCES = Notes(Peer, lambda: keys.INSTANCES, lambda peer: peer.id)
 
 
 class Peers:
-    """The instances that live, as this one knows them. Of one event loop.
+    """The live instances. Belongs to one event loop.
 
     Args:
-        store: where they say that they live.
-        url: where the others reach this one.
-        in_thread: where the store is waited for.
-        on_change: called when others came or went.
+        store: Store of the heartbeats.
+        url: This instance's address for the others.
+        in_thread: Calls a function in a thread, for requests to the store.
+        on_change: Called when other instances come or go.
     """
 
     def __init__(
@@ -65,45 +65,45 @@ class Peers:
         self.me = Peer(str(ULID()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Peer] = {}
-        """By id; itself is none of them."""
+        """Other live instances, by id."""
         self._known: dict[str, Peer] = {}
         self._suspects: dict[str, float] = {}
         self._http = urllib3.PoolManager(maxsize=32, timeout=_PATIENCE, retries=False)
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Say that it lives, from now on. Raises `Unavailable`."""
+        """Start the heartbeats. Raises `Unavailable`."""
         await self._in_thread(self._beat)
-        self._task = asyncio.create_task(self._go_on())
+        self._task = asyncio.create_task(self._beat_forever())
 
     async def end(self) -> None:
-        """Say that it goes."""
+        """Stop the heartbeats and remove this instance from the store."""
         if self._task is not None:
             self._task.cancel()
             await self._in_thread(lambda: INSTANCES.remove(self._store, self.me.id))
 
     def owns(self, app: str, table: str, partitions: Iterable[int]) -> list[int]:
-        """Which of these state partitions are its own."""
-        return [each for each in partitions if self._owner(app, table, each) is self.me]
+        """Return those of the state partitions that this instance owns."""
+        return [partition for partition in partitions if self._owner(app, table, partition) is self.me]
 
     def owners(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
-        """By id, the positions of what each owns of these."""
-        found: dict[str, list[int]] = {}
+        """Return the positions in `partitions` of those that each instance owns, by instance id."""
+        positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
-            found.setdefault(self._owner(app, table, partition).id, []).append(position)
-        return found
+            positions.setdefault(self._owner(app, table, partition).id, []).append(position)
+        return positions
 
     async def ask(
         self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]
     ) -> bytes | None:
-        """What another instance answers, None where it does not."""
+        """Return the body of another instance's answer, or None if it does not answer with 200."""
         instance = self.others.get(other)
         if instance is None:
             return None
-        found: bytes | None = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
-        if found is None:
+        body: bytes | None = await self._in_thread(lambda: self._get(instance.url + path, query, headers))
+        if body is None:
             self._suspects[other] = time.monotonic()
-        return found
+        return body
 
     def _get(self, url: str, query: Sequence[tuple[str, str]], headers: dict[str, str]) -> bytes | None:
         try:
@@ -116,30 +116,30 @@ class Peers:
 
     def _owner(self, app: str, table: str, partition: int) -> Peer:
         now_s = time.monotonic()
-        live = (each for each in self.others.values() if now_s - self._suspects.get(each.id, -9e9) > 2 * BEAT_S)
-        place = f"/{app}/{table}/{partition}"
-        return max((self.me, *live), key=lambda one: xxhash.xxh3_64_intdigest(f"{one.id}{place}".encode()))
+        live = (peer for peer in self.others.values() if now_s - self._suspects.get(peer.id, -9e9) > 2 * BEAT_S)
+        suffix = f"/{app}/{table}/{partition}"
+        return max((self.me, *live), key=lambda peer: xxhash.xxh3_64_intdigest(f"{peer.id}{suffix}".encode()))
 
-    async def _go_on(self) -> None:
+    async def _beat_forever(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                before = self.others.keys()
+                previous = self.others.keys()
                 await self._in_thread(self._beat)
-                if self.others.keys() != before:
+                if self.others.keys() != previous:
                     self._on_change()
             except SlackwaterError as error:
-                _log.warning("other instances are not known: %s", error.message)
+                _log.warning("cannot list the other instances: %s", error.message)
 
     def _beat(self) -> None:
         INSTANCES.put(self._store, self.me)
-        mine = INSTANCES.key(self.me)
+        own_key = INSTANCES.key(self.me)
         listed = INSTANCES.listed(self._store)
-        # Against its own: storage's clock is one, and those of machines are many.
-        now_ms = max((info.modified_ms for info in listed if info.key == mine), default=0)
-        live = [info for info in listed if now_ms - info.modified_ms < _GONE_MS and info.key != mine]
+        # Compare with this instance's own heartbeat, so that only the storage's clock counts.
+        now_ms = max((info.modified_ms for info in listed if info.key == own_key), default=0)
+        live = [info for info in listed if now_ms - info.modified_ms < _GONE_MS and info.key != own_key]
         new = [info for info in live if info.key not in self._known]
-        self._known |= {INSTANCES.key(each): each for each in INSTANCES.read(self._store, new)}
-        found = (self._known[info.key] for info in live if info.key in self._known)
-        self.others = {each.id: each for each in found}
+        self._known |= {INSTANCES.key(peer): peer for peer in INSTANCES.read(self._store, new)}
+        peers = (self._known[info.key] for info in live if info.key in self._known)
+        self.others = {peer.id: peer for peer in peers}
         INSTANCES.sweep(self._store, listed, lambda info: now_ms - info.modified_ms > _FORGOTTEN_MS)

@@ -1,23 +1,25 @@
-"""What uvicorn's HTTP/1.1 lacks here: bounds of what comes before a request is whole, and who a certificate names."""
+"""Limits on incomplete requests, which uvicorn's HTTP/1.1 lacks, and the name in a client certificate."""
 
 from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_MOST_HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers, where they come in several parts; one part has a few times as much at most."""
+_MAX_HEAD_BYTES = 64 << 10
+"""Maximum bytes of a request's first line and headers, if received in parts; a single part may be a few
+times as large.
+"""
 _PATIENCE_S = 10.0
-"""In which a request must be whole that has begun to come."""
+"""Seconds in which a request must arrive completely."""
 PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
-"""What is answered however many requests are under way."""
+"""Paths that are answered regardless of the number of requests in progress."""
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. Where there are too many, another that waits for a request is closed for it."""
+    """A connection. When there are too many, an idle one is closed."""
 
     most = 2_000
-    """Connections. They are more than requests may be under way, so there is always one to close."""
+    """Maximum number of connections; larger than the maximum number of requests, so an idle one always exists."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
@@ -37,20 +39,23 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being answered here."""
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _make_room(self) -> None:
-        """Close what has waited longest, of the address that has most: so one that opens many closes its own."""
-        idle = [each for each in self.connections if isinstance(each, Protocol) and each.is_idle]
-        of = Counter(each.peer for each in idle)
-        for most, _ in of.most_common(1):
-            there = (each for each in idle if each.peer == most)
-            min(there, key=lambda each: each.idle_since_s).transport.abort()
+        """Close the longest idle connection of the address that has most idle ones.
+
+        So a client that opens many connections loses its own.
+        """
+        idle = [
+            connection for connection in self.connections if isinstance(connection, Protocol) and connection.is_idle
+        ]
+        counts = Counter(connection.peer for connection in idle)
+        for busiest, _ in counts.most_common(1):
+            candidates = (connection for connection in idle if connection.peer == busiest)
+            min(candidates, key=lambda connection: connection.idle_since_s).transport.abort()
 
     @property
     def peer(self) -> str:
-        """The address at the other end."""
         return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,11 +66,11 @@ class Protocol(HttpToolsProtocol):
         was_in_head, self._part_bytes = self._is_in_head, len(data)
         super().data_received(data)
         if not (was_in_head and self._is_in_head):
-            return  # what came has the end of a head, or of a body
+            return  # the data completed a head, or belongs to a body
         self._head_bytes += len(data)
-        if self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+        if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
             self._wait(begins=False)
-            self.send_400_response("The request's head is too large.")
+            self.send_400_response("The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -81,11 +86,12 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._wait(begins=False)
         self.idle_since_s = self.loop.time()
-        self._is_in_head, self._head_bytes = True, -self._part_bytes  # of what came, nothing counts for the next
+        # The rest of this data does not count for the next request.
+        self._is_in_head, self._head_bytes = True, -self._part_bytes
         super().on_message_complete()
 
     def _wait(self, *, begins: bool = True) -> None:
-        """Begin to wait for a whole request, or wait no more."""
+        """Start or cancel the timer for a complete request."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(_PATIENCE_S, self.transport.close) if begins else None

@@ -1,4 +1,4 @@
-"""One instance: listens, serves until it is told to stop."""
+"""One server instance: listens, and serves until it is stopped."""
 
 import gc
 import ipaddress
@@ -18,45 +18,44 @@ from .tokens import Doorkeeper, Grant
 from .web import application
 
 _OTHER_FILES = 256
-"""Files that are open besides connections."""
+"""File descriptors that are needed besides connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where an instance listens, and what it shows and wants to be shown there."""
+    """Address, TLS and authentication settings of an instance."""
 
     host: str = "127.0.0.1"
     port: int = 8350
     certificate: Path | None = None
-    """PEM, with the key in it or in `key`."""
+    """PEM file, with the private key in it or in `key`."""
     key: Path | None = None
     client_ca: Path | None = None
-    """Who signs the certificates of those who come with one; whoever has none needs a token."""
+    """CA of client certificates; clients without a certificate need a token."""
     needs_tokens: bool = False
-    """Also where only this machine can ask."""
+    """True to require tokens on a loopback address too."""
     advertise: str = ""
-    """Where other instances reach this one; empty for one that is alone."""
+    """Address for other instances; empty for a single instance."""
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can ask."""
+        """True if the address is reachable from this machine only."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
     def check(self) -> None:
-        """Raise `Usage` where the options do not go together."""
         if self.client_ca is not None and self.certificate is None:
-            raise Usage("--client-ca goes with TLS", hint="give --certificate FILE, and --key FILE")
+            raise Usage("--client-ca needs TLS", hint="give --certificate FILE, and --key FILE")
 
 
 class ServeInstance:
-    """One instance of a store, which serves until it is told to stop.
+    """One server instance of a store.
 
-    With `with_agents` also agents, at `/mcp`; `shows_values` is whether one without a token sees values.
+    With `with_agents`, agents are served at `/mcp`; `shows_values` lets clients without a token see values there.
 
-    Raises `Usage` where options do not go together.
+    Raises `Usage` for options that cannot be combined.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class ServeInstance:
         door = Doorkeeper(client, service.store_watch, is_open=self._is_open, anybody=anybody)
         agents = None
         if with_agents:
-            from .agents.server import AgentServer  # its library is another extra
+            from .agents.server import AgentServer  # needs the extra `agents`
 
             agents = AgentServer(service, door)
         app = application(service, door, agents)
@@ -84,7 +83,7 @@ class ServeInstance:
             app,
             host=listening.host,
             port=listening.port,
-            # Its lines go the way of all others.
+            # Keep slackwater's own logging configuration.
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -104,16 +103,16 @@ class ServeInstance:
         service.metrics.look("connections", lambda: len(connections))
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM, or `stop`."""
-        # A thread that looks something up holds the interpreter for at most so long while an answer waits.
+        """Serve until SIGINT, SIGTERM or `stop`."""
+        # Limit how long a look-up thread can hold the GIL while the event loop waits.
         sys.setswitchinterval(0.001)
-        # What was imported stays: a collection that looks through all of it takes tens of milliseconds.
+        # Exclude imported modules from garbage collection: scanning all of them takes tens of milliseconds.
         gc.collect()
         gc.freeze()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = Protocol.most + _OTHER_FILES
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        needed = Protocol.most + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             Protocol.most = min(Protocol.most, max(64, soft - _OTHER_FILES))
         try:
@@ -122,15 +121,14 @@ class ServeInstance:
             gc.unfreeze()
 
     def stop(self) -> None:
-        """Have `run` end, once what is under way is answered."""
+        """Make `run` return after the requests in progress."""
         self._server.should_exit = True
 
     @property
     def is_up(self) -> bool:
-        """Whether it listens."""
         return self._server.started
 
     def __str__(self) -> str:
-        who, listening = "anybody" if self._is_open else "whoever has a token", self._listening
+        access, listening = "no token required" if self._is_open else "token required", self._listening
         scheme = "http" if listening.certificate is None else "https"
-        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port} for {who}"
+        return f"{self._client.root} at {scheme}://{listening.host}:{listening.port}, {access}"

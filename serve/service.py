@@ -1,4 +1,4 @@
-"""What an instance works with: the library's client, the apps it follows, look-ups; and what one request asks."""
+"""State of an instance (client, followed apps, look-ups), and of one request."""
 
 import asyncio
 import re
@@ -37,56 +37,56 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _REMEMBERED_S = 2.0
-"""For so long a ref is taken to mean the same moment."""
+"""Seconds for which a ref's moment is cached."""
 _SHARED_S = 1.0
-"""For so long what one request has found is another's, too."""
+"""Seconds for which a result is shared by concurrent requests."""
 _VERSION = re.compile(r"v\d{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How an instance serves."""
+    """Options of an instance."""
 
     every_s: float = 0.25
-    """How often it looks for newer versions of the apps that it is asked about."""
+    """Seconds between polls for newer versions of the apps in use."""
     request_s: float = 60.0
-    """What a request may take."""
+    """Time limit of a request."""
     threads: int = 16
-    """That wait for the store."""
+    """Number of threads for requests to the store."""
     sql_s: float = 10.0
-    """What a statement may take."""
+    """Time limit of a SQL statement."""
     sql_memory_mb: int = 512
-    """And what memory, in MiB."""
+    """Memory limit of a SQL statement, in MiB."""
     sql_rows: int = 10_000
-    """That it may return."""
+    """Maximum rows that a SQL statement returns."""
     sql_processes: int = 2
-    """Statements that are carried out at a time."""
+    """Maximum number of concurrent SQL statements."""
     sql_is_ready: bool = True
-    """Whether a process for them starts before one is asked."""
+    """True to start a SQL process before the first statement."""
     long_s: float = 300.0
-    """What a search may take, a replay, or a proof."""
+    """Time limit of a bisect, replay or verification."""
     long_at_once: int = 2
-    """So many of these are under way at a time."""
+    """Maximum number of concurrent long operations."""
     programs: Mapping[str, Path] = field(default_factory=dict)
-    """By app, the program that ran: without it, nothing of the app is replayed."""
+    """Program file by app; without one, no batch of the app can be replayed."""
     answer_bytes: int = 64 << 10
-    """What an answer to an agent may have."""
+    """Maximum size of an answer to an agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent."""
+    """An HTTP answer."""
 
     body: bytes
     media_type: str = JSON
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     rows: int = 0
-    """For the audit line."""
+    """Number of rows, for the audit log."""
 
 
 class Service:
-    """Of one event loop."""
+    """State of an instance. Belongs to one event loop."""
 
     def __init__(self, client: Client, options: ServeOptions, advertise: str = "") -> None:
         self.client, self.options = client, options
@@ -99,9 +99,9 @@ class Service:
         self.store_watch = StoreWatch(client.store)
         self.metrics = ServeMetrics()
         self.streams = Counter[str]()
-        """That are open, by who asked."""
-        told = self.metrics.replaced
-        self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, told)
+        """Open streams by client."""
+        on_replaced = self.metrics.replaced
+        self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, on_replaced)
         self.replays = Statements(client.settings, 1, 0, stays=False)
         self.metrics.look("sql_waiting", lambda: self.statements.under_way)
         self.metrics.look("store_answers", lambda: not self.store_watch.is_away)
@@ -110,60 +110,63 @@ class Service:
         self._warming: asyncio.Task[None] | None = None
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
-        """Call a function where it may wait for the store."""
+        """Call a function in a thread, because it may wait for the store."""
         return _awaited(asyncio.get_running_loop().run_in_executor(self._pool, function))
 
     async def shared(self, name: Hashable, function: Callable[[], T]) -> T:
-        """What a function gives in a thread, called once for all who ask by that name at about the same time."""
+        """Return a function's result; concurrent calls with the same name share one call in a thread."""
         task: asyncio.Task[T] | None = self._shared.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._shared[name] = asyncio.create_task(self.in_thread(function))
         return await asyncio.shield(task)
 
     async def newest(self, app: str) -> Newest:
-        """Follow an app. Raises `NotFound`, and `Usage`."""
-        found = self._followed.get(app)
-        if found is None:
-            known = await self.in_thread(lambda: self.client.app(app))
-            found = self._followed.setdefault(app, Newest(known, self.in_thread, self.options.every_s, self._owned))
-        return found
+        """Return the follower of an app. Raises `NotFound` and `Usage`."""
+        follower = self._followed.get(app)
+        if follower is None:
+            stored_app = await self.in_thread(lambda: self.client.app(app))
+            follower = self._followed.setdefault(
+                app, Newest(stored_app, self.in_thread, self.options.every_s, self._owned)
+            )
+        return follower
 
     def _owned(self, app: str, table: str, partitions: Iterable[int]) -> Sequence[int]:
         return [*partitions] if self.peers is None else self.peers.owns(app, table, partitions)
 
     def _rewarm(self) -> None:
-        for each in self._followed.values():
-            each.warm()
+        for follower in self._followed.values():
+            follower.warm()
 
     async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> FreshMoment:
-        """A moment of an app; the newest where that has this version of the stage, if it is to be preferred.
+        """Return a moment of an app.
 
-        Raises as `StoredApp.at`.
+        With `prefer_newest`, the cached newest moment is returned if it has the stage's version `ref`. Raises as
+        `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
             reading = await (await self.newest(app)).reading()
             if ref == "now" or f"v{reading.moment.versions.get(stage)}" == ref:
                 return reading
         name = (app, ref, stage)
-        found = self._moments.get(name)
-        if found is None:
+        moment_cached = self._moments.get(name)
+        if moment_cached is None:
             moment = await self.shared(("moment", *name), lambda: self._moment(app, ref, stage))
-            found = self._moments.setdefault(name, FreshMoment(moment))
-        return found
+            moment_cached = self._moments.setdefault(name, FreshMoment(moment))
+        return moment_cached
 
     def _moment(self, app: str, ref: str, stage: str) -> "Moment":
         moment = self.client.app(app).at(ref, stage=stage)
-        moment.current()  # what was forgotten since is not in what this process knows of it
+        moment.current()  # update this process's cache of forgotten keys
         return moment
 
     def check_not_busy(self) -> None:
-        """Raise as `taking_long`."""
+        """Raise `TooOften` if too many long operations are running."""
         if self._long >= self.options.long_at_once:
-            raise TooOften(f"{self._long} searches, replays or proofs are under way", after_s=5)
+            raise TooOften(f"{self._long} bisects, replays or verifications are already running", after_s=5)
 
     @contextmanager
     def taking_long(self) -> Iterator[None]:
-        """Inside is one of the things that take long. Raises `TooOften` where enough of them are under way."""
+        """Count a long operation during the context. Raises `TooOften` if too many are running."""
         self.check_not_busy()
         self._long += 1
         try:
@@ -172,7 +175,7 @@ class Service:
             self._long -= 1
 
     async def begin(self) -> None:
-        """Have ready what takes long to start."""
+        """Start processes and load modules that take long to start."""
         if self.options.sql_is_ready:
             self._warming = asyncio.create_task(self.statements.warm())
         await self.in_thread(_import)
@@ -180,9 +183,8 @@ class Service:
             await self.peers.begin()
 
     async def end(self) -> None:
-        """Follow nothing any more, and end what waits."""
-        for each in self._followed.values():
-            each.close()
+        for follower in self._followed.values():
+            follower.close()
         if self.peers is not None:
             await self.peers.end()
         self.statements.close()
@@ -192,106 +194,120 @@ class Service:
 
 
 def _import() -> None:
-    """What the first request would wait for: all that reads, and Arrow's look for pandas, a third of a second each."""
+    """Load modules for reads, and pandas through Arrow, which would cost the first request a third of a second each."""
     from ..client import app  # noqa: F401
 
     pa.array(np.zeros(1))
     rehearse()
 
 
-async def _awaited(found: "asyncio.Future[T]") -> T:
-    return await found
+async def _awaited(future: "asyncio.Future[T]") -> T:
+    return await future
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: of whom, for what, and how it wants to be answered."""
+    """One request: its caller, and the form of the answer."""
 
     service: Service
     grant: Grant
     wants_arrow: bool = False
     known_etags: frozenset[str] = frozenset()
     credentials: Mapping[str, str] = field(default_factory=dict)
-    """Headers by which another instance knows who asks."""
+    """Headers that identify the caller to another instance."""
     is_passed_on: bool = False
-    """Whether another instance passed it on to this one, which then answers it."""
+    """True if another instance forwarded the request, which must be answered here then."""
     seen_ms: int = 0
-    """The time as of which rows expire by write time; 0 for the moment's own."""
+    """Time as of which rows with a time to live expire; 0 for the moment's own."""
     secret: bytes = b""
-    """What SQL sees names in the place of values by; empty where who asks may see values."""
+    """Secret for names of hidden values in SQL; empty if the caller may see values."""
 
     @classmethod
-    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], found: Mapping[str, Any]) -> "Call":
-        """From a request's headers and parameters."""
-        wants_arrow = (found.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")) == "arrow"
-        known = headers.get("if-none-match", "")
-        etags = frozenset(each.strip().removeprefix("W/") for each in known.split(",")) if known else frozenset[str]()
-        sent = {name: headers[name] for name in ("authorization",) if name in headers}
+    def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], arguments: Mapping[str, Any]) -> "Call":
+        """Create a call from a request's headers and parameters."""
+        wants_arrow = (
+            arguments.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")
+        ) == "arrow"
+        if_none_match = headers.get("if-none-match", "")
+        etags = (
+            frozenset(etag.strip().removeprefix("W/") for etag in if_none_match.split(","))
+            if if_none_match
+            else frozenset[str]()
+        )
+        credentials = {name: headers[name] for name in ("authorization",) if name in headers}
         hop = headers.get(HOP, "")
         seen_ms = int(hop) if hop.isdecimal() and len(hop) < 16 else 0
-        return cls(service, grant, wants_arrow, etags, sent, is_passed_on=bool(hop), seen_ms=seen_ms)
+        return cls(service, grant, wants_arrow, etags, credentials, is_passed_on=bool(hop), seen_ms=seen_ms)
 
-    def app(self, name: str, what: str = "") -> "StoredApp":
-        """An app that may be read, and all of its tables where `what` is asked, such as its log.
+    def app(self, name: str, view: str = "") -> "StoredApp":
+        """Return an app that the caller may read. A non-empty `view` names a view of all tables, such as the log.
 
-        What is done to it, the token's name does. Raises `Denied`, and as `Client.app`.
+        Changes are recorded under the token's name. Raises `Denied`, and as `Client.app`.
         """
-        if what:
-            self.grant.check_all_tables(what)
+        if view:
+            self.grant.check_all_tables(view)
         self.grant.check_app(name)
         client = self.service.client
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
-    async def whole_app(self, name: str, what: str) -> "StoredApp":
-        """Find an app of which `what` is asked, in a thread. Raises as `app`."""
-        return await self.service.in_thread(lambda: self.app(name, what))
+    async def whole_app(self, name: str, view: str) -> "StoredApp":
+        """Return an app of which the caller may read all tables, for `view`; runs in a thread.
+
+        Raises `Denied`, and `NotFound` for an unknown app.
+        """
+        return await self.service.in_thread(lambda: self.app(name, view))
 
     async def moment(
         self, app: str, ref: str, stage: str = "", *, table: str = "", min_offsets: Sequence[str] = (), wait_ms: int = 0
     ) -> FreshMoment:
-        """A moment that may be read; of the newest as soon as it has read some records.
+        """Return a moment that the caller may read; for the newest, wait until it has read `min_offsets`.
 
-        With a table, it has it. Raises `Denied`, `NotYet`, and as `StoredApp.at`.
+        With a table, the moment has that table. Raises `Denied`, `NotYet`, and as `StoredApp.at`.
         """
         self.grant.check_app(app)
         if table:
             self.grant.check_table(table)
             stage = stage or (table if _VERSION.fullmatch(ref) else "")
-        reading = await self._with(table, await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on))
+        reading = await self._with_table(
+            table, await self.service.reading(app, ref, stage, prefer_newest=self.is_passed_on)
+        )
         if not min_offsets:
             return reading
-        wanted, tables = [_min_offset(each) for each in min_offsets], (table,) if table else ()
+        expected, tables = [_min_offset(text) for text in min_offsets], (table,) if table else ()
 
-        def has_read(found: FreshMoment) -> bool:
-            at = found.offsets(*tables)
-            return all(topic in at and part < len(at[topic]) and at[topic][part] > last for topic, part, last in wanted)
+        def has_read(candidate: FreshMoment) -> bool:
+            offsets_read = candidate.offsets(*tables)
+            return all(
+                topic in offsets_read and part < len(offsets_read[topic]) and offsets_read[topic][part] > last
+                for topic, part, last in expected
+            )
 
         if not reading.knows_offsets(*tables):
             await self.service.in_thread(lambda: reading.offsets(*tables))
-        known = reading.offsets(*tables)
-        if unknown := {topic for topic, _, _ in wanted} - known.keys():
-            raise NotFound("topic that is read", min(unknown), known)
-        is_there = has_read(reading)
-        if not is_there and reading.is_newest:
-            later, is_there = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
-            reading = await self._with(table, later)
-        if not is_there:
+        offsets = reading.offsets(*tables)
+        if unknown := {topic for topic, _, _ in expected} - offsets.keys():
+            raise NotFound("input topic", min(unknown), offsets)
+        is_read = has_read(reading)
+        if not is_read and reading.is_newest:
+            later, is_read = await (await self.service.newest(app)).until(has_read, wait_ms / 1_000)
+            reading = await self._with_table(table, later)
+        if not is_read:
             raise NotYet(
                 f"the state has not read {', '.join(min_offsets)} yet",
                 offsets=reading.offsets(*tables),
-                hint="offsets says the next that it reads of each partition; ask again, or wait longer (wait_ms)",
+                hint="offsets has the next offset of each partition; retry, or wait longer (wait_ms)",
             )
         return reading
 
-    async def _with(self, table: str, reading: FreshMoment) -> FreshMoment:
-        """The moment with a table, by whatever name it had then. Raises `NotFound`."""
+    async def _with_table(self, table: str, reading: FreshMoment) -> FreshMoment:
+        """Return a moment in which a table has this name, even if it was renamed since. Raises `NotFound`."""
         if not table or reading.has(table):
             return reading
-        having = await self.service.in_thread(lambda: reading.moment.having(table))
-        return FreshMoment(having, reading.is_newest, reading.asked_for)
+        renamed = await self.service.in_thread(lambda: reading.moment.having(table))
+        return FreshMoment(renamed, reading.is_newest, reading.on_read)
 
     def bounds(self, folder: str) -> Bounds:
-        """What its SQL may take and see, of an app's folder."""
+        """Return the limits of the caller's SQL, for the app with this folder."""
         options, grant = self.service.options, self.grant
         tables = None if grant.may_read("*") else grant.tables
         return Bounds(
@@ -303,7 +319,7 @@ class Call:
         )
 
     def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:
-        """What is asked of a moment in SQL, for `Statements.answer`."""
+        """Return a SQL statement about a moment, for `Statements.answer`."""
         cut, is_newest = reading.moment.cut, reading.is_newest
         return Question(
             app=cut.app,
@@ -317,17 +333,16 @@ class Call:
         )
 
     def document(self, data: object, *, headers: dict[str, str] | None = None, rows: int = 0) -> Answer:
-        """A document of JSON."""
         return Answer(encoded(data), headers=headers or {}, rows=rows)
 
     def etag(self, *parts: object) -> str:
-        """What is the same as long as the answer to these parts is."""
+        """Return an ETag of these parts."""
         return f'"{".".join(map(str, parts))}{".arrow" if self.wants_arrow else ""}"'
 
 
 def event(name: str, data: object, number: int | None = None) -> bytes:
-    """A server-sent event; `number` is its id."""
-    # Rows are encoded a line each, and a line break would end the data.
+    """Return a server-sent event; `number` is its id."""
+    # Encoded rows contain line breaks, which would end the event's data.
     line = "" if number is None else f"id: {number}\n"
     return f"event: {name}\n{line}data: ".encode() + encoded(data).replace(b"\n", b"") + b"\n\n"
 
@@ -338,7 +353,7 @@ def _min_offset(text: str) -> tuple[str, int, int]:
 
 
 def arrow_bytes(table: pa.Table, metadata: dict[str, object]) -> bytes:
-    """A stream of Arrow's IPC; what belongs to the answer beside its rows is in the schema's metadata, as JSON."""
+    """Return an Arrow IPC stream; the schema's metadata holds the other fields of the answer, as JSON."""
     table = escaped(table).replace_schema_metadata({"slackwater": encoded(metadata)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -1,9 +1,9 @@
-"""SQL from elsewhere, in processes of its own: bounded in time, memory and rows, and ended where it does not end.
+"""Untrusted SQL in separate processes, limited in time, memory and rows, and killed if it does not end.
 
-A call of a function may take minutes and gigabytes, and DuckDB looks at neither its clock nor its limit meanwhile. So
-the operating system bounds the process's memory, and a process that overruns its time is killed. After a failure for
-want of memory or threads the process ends, too: an allocator that has met its limit leaves no room for the next
-statement. Another process takes its place, forked from one that has all modules loaded.
+One function call may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call. So the
+operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends after
+running out of memory or threads: an allocator that has reached its limit leaves no room for the next statement.
+Processes are replaced by forking one that has all modules loaded.
 """
 
 import asyncio
@@ -32,30 +32,30 @@ from .errors import TooOften
 A = TypeVar("A")
 R = TypeVar("R")
 _GRACE_S = 2.0
-"""After DuckDB was told to stop."""
+"""Seconds after DuckDB's own timeout before the process is killed."""
 _SLACK_BYTES = 256 << 20
 _WAITING = 32
-"""Statements of one asker that wait for a process; whoever asks then is told to come again."""
+"""Maximum number of queued statements of one client."""
 _STATEMENTS = 1_000
-"""A process is replaced after so many."""
+"""Number of statements after which a process is replaced."""
 _ATTEMPTS = 3
-"""Processes that a statement is given to: one that has too little memory left for it ends before it begins."""
+"""Number of processes tried for a statement: a process with too little free memory exits before it starts."""
 _NO_MEMORY, _NO_ROOM = 41, 42
-"""Exit codes: the statement took more memory than it may; the process had too little left to begin it."""
+"""Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
 _OOM = "Out of Memory Error"
-"""As Arrow quotes DuckDB while rows come."""
-# Arrow imports pandas with the first value that it hands to Python, which takes as long as some ten statements.
+"""DuckDB's error message, as Arrow passes it on while streaming rows."""
+# Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.
 _PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of which moment."""
+    """A statement and the moment to run it at."""
 
     app: str
-    """The folder's name."""
+    """Name of the app's folder."""
     ref: str
-    """What stands behind the @; empty for these versions."""
+    """The part of a ref after the @; empty to use `versions`."""
     stage: str
     versions: dict[str, int]
     seen_ms: int
@@ -66,32 +66,31 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The rows, and what is said beside them."""
+    """Rows of a statement, and notes about them."""
 
     rows: bytes
-    """Arrow's stream."""
-    others: dict[str, dict[str, object]]
+    """Arrow IPC stream."""
+    other_moments: dict[str, dict[str, object]]
     is_cut_off: bool
     notes: tuple[str, ...] = ()
-    """As `Moment.answer` gives them."""
+    """Notes of `Moment.answer`."""
     named: dict[str, object] = field(default_factory=dict)
-    """What the names in the rows stand for, where values are hidden."""
+    """Values of the names in the rows, if values are hidden."""
 
     def table(self) -> pa.Table:
-        """The rows."""
         return pa.ipc.open_stream(self.rows).read_all()
 
 
 class Statements:
-    """The processes, which begin when they are asked for. Of one event loop.
+    """Pool of SQL processes, started on first use. Belongs to one event loop.
 
     Args:
-        settings: of the client that each has.
-        processes: statements of one asker that are carried out at a time. There is a process more, so that one asker's
-            statements never take all.
-        memory_bytes: what a statement may take besides what a process takes at first; 0 for any amount.
-        replaced: told of each process that ended for want of memory, or because a statement overran its time.
-        stays: whether a process answers more than once.
+        settings: Settings of each process's client.
+        processes: Maximum number of concurrent statements of one client. The pool has one process more, so that one
+            client cannot use all.
+        memory_bytes: Memory limit of a statement, on top of an idle process; 0 for none.
+        replaced: Called for each process that ended for lack of memory, or because a statement exceeded its time.
+        stays: True to use a process for several statements.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Statements:
         stays: bool = True,
     ) -> None:
         self._settings, self._processes, self._memory_bytes, self._stays = settings, processes, memory_bytes, stays
-        # A replay starts a JVM: its process is new, and begins with nothing.
+        # A replay starts a JVM, which needs a fresh process rather than a fork.
         self._method: Literal["forkserver", "spawn"] = "forkserver" if stays else "spawn"
         self._pool = self._new_pool(self._method)
         self._starting, self._is_started = asyncio.Lock(), False
@@ -114,7 +113,7 @@ class Statements:
 
     @property
     def under_way(self) -> int:
-        """Statements that are carried out, or wait."""
+        """Number of running and queued statements."""
         return sum(self._waiting.values())
 
     def _new_pool(self, method: Literal["forkserver", "spawn"]) -> ProcessPool:
@@ -129,60 +128,60 @@ class Statements:
         )
 
     async def warm(self) -> None:
-        """Start the processes, unless they are: all modules are loaded first, which takes a second or two."""
+        """Start the processes if needed: loading the modules takes a second or two."""
         async with self._starting:
             if not self._is_started:
                 await asyncio.get_running_loop().run_in_executor(None, self._pool.schedule, _nothing)
                 self._is_started = True
 
     async def answer(self, statement: Question, who: str = "") -> Found:
-        """What a statement returns. Raises `TooOften`, `TooMuch`, and as `Moment.answer`."""
+        """Run a statement and return its rows. Raises `TooOften`, `TooMuch`, and as `Moment.answer`."""
         return await self.run(_answer, statement, statement.bounds.seconds, who)
 
-    async def run(self, function: Callable[[A], R], asked: A, seconds: float, who: str = "") -> R:
-        """Call a function of a module in a process, which is killed where it takes longer, or where this is cancelled.
+    async def run(self, function: Callable[[A], R], argument: A, seconds: float, who: str = "") -> R:
+        """Call a module's function in a process, which is killed on timeout or when this call is cancelled.
 
-        It finds the client by `here`; `who` asks. Raises `TooOften`, `TooMuch`, and as the function.
+        The function gets its client by `here`; `who` is the caller's token. Raises `TooOften`, `TooMuch`, and as the
+        function.
         """
         if self._waiting[who] >= _WAITING:
-            raise TooOften(f"{_WAITING} queries wait already")
+            raise TooOften(f"{_WAITING} queries are already waiting")
         self._waiting[who] += 1
         try:
             async with self._of_asker[who]:
-                return await self._carried_out(function, asked, seconds)
+                return await self._run_in_process(function, argument, seconds)
         except TimeoutError:
             self._replaced()
-            raise TooMuch(f"the query took more than {seconds:g} s", hint="ask for less at once") from None
+            raise TooMuch(f"the query took more than {seconds:g} s", hint="query less at once") from None
         finally:
             self._waiting[who] -= 1
             if not self._waiting[who]:
                 del self._waiting[who], self._of_asker[who]
 
-    async def _carried_out(self, function: Callable[[A], R], asked: A, seconds: float) -> R:
+    async def _run_in_process(self, function: Callable[[A], R], argument: A, seconds: float) -> R:
         await self.warm()
         code = _NO_ROOM
         for attempt in range(_ATTEMPTS):
             try:
                 if not self._pool.active:
                     raise BrokenProcessPool
-                future = self._pool.schedule(_called, args=(function, asked), timeout=seconds + _GRACE_S)
-                found: R = await asyncio.wrap_future(future)
-                return found
+                future = self._pool.schedule(_guarded, args=(function, argument), timeout=seconds + _GRACE_S)
+                result: R = await asyncio.wrap_future(future)
+                return result
             except (ProcessExpired, CancelledError) as error:
                 self._replaced()
                 if (code := getattr(error, "exitcode", 0)) != _NO_ROOM:
                     break
-            except BrokenProcessPool:  # a process without a statement was killed, or none can be forked any more
+            except BrokenProcessPool:  # an idle process was killed, or forking fails
                 if not self._pool.active:
                     broken, self._pool = self._pool, self._new_pool("spawn" if attempt else self._method)
                     asyncio.get_running_loop().run_in_executor(None, _end, broken)
-        what = "the query took more memory than it may"
+        message = "the query exceeded its memory limit"
         if code not in (_NO_MEMORY, _NO_ROOM):
-            what = f"the query's process ended with exit code {code}: for want of memory, or because somebody ended it"
-        raise TooMuch(what, hint="ask for less at once") from None
+            message = f"the query's process ended with exit code {code}: it ran out of memory, or was killed"
+        raise TooMuch(message, hint="query less at once") from None
 
     def close(self) -> None:
-        """End them."""
         _end(self._pool)
 
 
@@ -205,9 +204,9 @@ def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]
     from ..client import app  # noqa: F401
 
     os.environ.clear()
-    os.environ.update(environment)  # what a process is forked from has that of an earlier time
+    os.environ.update(environment)  # the fork server's environment is out of date
     _client = Client(settings)
-    duckdb.connect().close()  # what DuckDB takes itself is no statement's
+    duckdb.connect().close()  # load DuckDB before measuring the idle process's memory
     if memory_bytes:
         taken_bytes = _data_bytes()
         most = taken_bytes + memory_bytes + _SLACK_BYTES
@@ -216,7 +215,7 @@ def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]
 
 
 _most_at_start_bytes = 0
-"""What a process may have in its memory when a statement begins, so that the statement has what it may take."""
+"""Maximum memory of a process at the start of a statement, so that the statement can use its full limit."""
 
 
 def _data_bytes() -> int:
@@ -224,20 +223,20 @@ def _data_bytes() -> int:
     return int(next(line for line in lines if line.startswith("VmData")).split()[1]) * 1024
 
 
-def _called(function: Callable[[A], R], asked: A) -> R:
-    """Call it. Ends the process where that has no memory for it, or has none any more."""
+def _guarded(function: Callable[[A], R], argument: A) -> R:
+    """Call the function. Exit the process if there is too little memory for it, before or after."""
     try:
         if 0 < _most_at_start_bytes < _data_bytes():
             os._exit(_NO_ROOM)
-        return function(asked)
+        return function(argument)
     except BaseException as error:
-        if _is_of_memory(error):
+        if _is_out_of_memory(error):
             os._exit(_NO_MEMORY)
         raise
 
 
-def _is_of_memory(error: BaseException | None) -> bool:
-    """Say if an error, or what was behind it, is for want of memory or threads."""
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if an error or one of its causes is a lack of memory or threads."""
     import duckdb
 
     while error is not None:
@@ -245,15 +244,15 @@ def _is_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and (error.errno in (errno.ENOMEM, errno.EAGAIN) or _OOM in str(error)):
             return True
-        if isinstance(error, RuntimeError) and "thread" in str(error):  # one that cannot start
+        if isinstance(error, RuntimeError) and "thread" in str(error):  # a thread cannot start
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def here() -> Client:
-    """The client of one of the processes, in it."""
-    assert _client is not None  # noqa: S101  `_begin` made it
+    """Return the client of the current SQL process."""
+    assert _client is not None  # noqa: S101  set by `_begin`
     return _client
 
 
@@ -265,16 +264,16 @@ def _answer(statement: Question) -> Found:
         moment = app.of_versions(statement.versions, seen_ms=statement.seen_ms)
     notes: list[str] = []
     here().note = notes.append
-    rows, others = moment.answer(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
+    rows, other_moments = moment.answer(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
     is_cut_off = rows.num_rows > statement.max_rows
     if is_cut_off:
         rows = rows.slice(0, statement.max_rows)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
-    told: dict[str, dict[str, object]] = {
-        ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()
+    moments: dict[str, dict[str, object]] = {
+        ref: {"versions": moment_.versions, "thinned_out": moment_.thinned} for ref, moment_ in other_moments.items()
     }
     secret = statement.bounds.secret
-    named = names_of(secret).known(rows) if secret else {}
-    return Found(sink.getvalue().to_pybytes(), told, is_cut_off, tuple(notes), named)
+    names = names_of(secret).known(rows) if secret else {}
+    return Found(sink.getvalue().to_pybytes(), moments, is_cut_off, tuple(notes), names)

@@ -1,4 +1,4 @@
-"""From HTTP to a declared route and back: who asks, what, how it is answered, and a line for the audit."""
+"""ASGI application: authenticates requests, calls declared routes, encodes answers, and writes the audit log."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..client.show.shown import Result, encoded
 from ..errors import SlackwaterError, TooMuch, Unavailable, Usage
 from . import reads  # noqa: F401  declares its routes
-from .acting import actions  # noqa: F401  declares its own
+from .acting import actions  # noqa: F401  declares its routes
 from .audit import write
 from .declare import ENDPOINTS, Endpoint
 from .errors import Denied, TooOften, problem, status_of
@@ -30,34 +30,28 @@ from .service import JSON, Answer, Call, Service, event
 from .tokens import STREAM_KNOWN_S, Doorkeeper, Grant
 
 _log = logging.getLogger(__name__)
-_MOST_BODY_BYTES = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 MOST_REQUESTS = 1_900
-"""Under way; who comes then is told to ask again. Bounds memory."""
-_MOST_STREAMS = 500
-"""Of one token, or of one address."""
+"""Maximum number of concurrent requests, to limit memory; further ones get 503."""
+_MAX_STREAMS = 500
+"""Maximum number of open streams of one token or address."""
 
 
-class Beside(Protocol):
-    """What is served beside the routes."""
+class ExtraService(Protocol):
+    """A service mounted next to the routes."""
 
     @property
-    def route(self) -> Route:
-        """Where."""
-        ...
+    def route(self) -> Route: ...
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """Inside, it answers."""
-        ...
+    def running(self) -> AbstractAsyncContextManager[None]: ...
 
 
-def application(service: Service, door: Doorkeeper, beside: Beside | None = None) -> ASGIApp:
-    """What uvicorn serves."""
-
+def application(service: Service, door: Doorkeeper, extra: ExtraService | None = None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         await service.begin()
         try:
-            async with beside.running() if beside is not None else nullcontext():
+            async with extra.running() if extra is not None else nullcontext():
                 yield
         finally:
             await service.end()
@@ -68,8 +62,8 @@ def application(service: Service, door: Doorkeeper, beside: Beside | None = None
         return Response(description, media_type=JSON)
 
     async def alive(_request: Request) -> Response:
-        others = len(service.peers.others) if service.peers is not None else 0
-        return Response(encoded({"alive": True, "others": others}), media_type=JSON)
+        num_others = len(service.peers.others) if service.peers is not None else 0
+        return Response(encoded({"alive": True, "others": num_others}), media_type=JSON)
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -80,25 +74,25 @@ def application(service: Service, door: Doorkeeper, beside: Beside | None = None
         return PlainTextResponse("the store does not answer\n", 503)
 
     async def metrics(_request: Request) -> Response:
-        service.store_watch.ask()  # for the next scrape: this one waits for nothing
+        service.store_watch.ask()  # the result is for the next scrape, so that this one does not wait
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    routes = [Route(each.path, _Route(each, service, door), methods=[each.method]) for each in ENDPOINTS]
-    others = [
+    routes = [Route(route.path, _Route(route, service, door), methods=[route.method]) for route in ENDPOINTS]
+    fixed = [
         Route("/openapi.json", openapi),
         Route("/healthz", alive),
         Route("/livez", live),
         Route("/readyz", ready),
         Route("/metrics", metrics),
-        *([beside.route] if beside is not None else []),
+        *([extra.route] if extra is not None else []),
     ]
-    # Starlette's own application would put two layers around each request that have nothing to do here.
-    router = Router([*routes, *others, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
+    # A plain router: Starlette's application class would add two useless middleware layers to each request.
+    router = Router([*routes, *fixed, *files.routes()], lifespan=lifespan, default=_no_route, redirect_slashes=False)
     return _Bounded(router, service)
 
 
 class _Bounded:
-    """What has so many requests under way at most; probes are answered all the same."""
+    """Limits the number of concurrent requests, except probes."""
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._under_way = router, 0
@@ -108,7 +102,7 @@ class _Bounded:
         if scope["type"] != "http" or scope["path"] in PROBES:
             return await self._router(scope, receive, send)
         if self._under_way >= MOST_REQUESTS:
-            error = Unavailable(f"{MOST_REQUESTS:,} requests are under way", hint="ask again in a second")
+            error = Unavailable(f"{MOST_REQUESTS:,} requests are in progress", hint="retry in a second")
             return await refused(error)(scope, receive, send)
         self._under_way += 1
         try:
@@ -119,12 +113,12 @@ class _Bounded:
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        error = Usage("there is no such address", hint="/openapi.json says what there is")
+        error = Usage("there is no such URL", hint="/openapi.json lists the routes")
         await refused(error, 404)(scope, receive, send)
 
 
 class _Route:
-    """What answers requests of a route, as ASGI has it."""
+    """ASGI handler of a declared route."""
 
     def __init__(self, endpoint: Endpoint, service: Service, door: Doorkeeper) -> None:
         self._endpoint, self._service, self._door = endpoint, service, door
@@ -132,8 +126,8 @@ class _Route:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_s, method = time.perf_counter(), scope["method"]
-        name, who, found, rows = self._endpoint.name, "", dict[str, Any](), 0
-        # Once, and not with each look: the first of a name counts.
+        name, who, arguments, rows = self._endpoint.name, "", dict[str, Any](), 0
+        # Decode headers once. Reversed, so that the first of several with one name wins.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         host = scope["client"][0] if scope["client"] else ""
         streamed: _Streamed | None = None
@@ -143,14 +137,16 @@ class _Route:
             grant.check(self._endpoint.verb)
             body = await _body(Request(scope, receive)) if method == "POST" else b""
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            found = self._endpoint.understand(scope["path_params"], query, body)
-            given = await self._given(Call.of(self._service, grant, headers, found), found)
+            arguments = self._endpoint.understand(scope["path_params"], query, body)
+            result = await self._result(Call.of(self._service, grant, headers, arguments), arguments)
             if self._endpoint.streams:
                 if method != "HEAD":
-                    streamed = _Streamed(given, lambda: self._still(grant, headers, scope), self._service, who or host)
+                    streamed = _Streamed(
+                        result, lambda: self._check_still_admitted(grant, headers, scope), self._service, who or host
+                    )
                 response = _stream(streamed)
             else:
-                response, rows = _response(given), given.rows
+                response, rows = _response(result), result.rows
         except SlackwaterError as error:
             response = refused(error, root=self._service.client.root)
         except ClientDisconnect:
@@ -160,7 +156,7 @@ class _Route:
             response = refused(error)
 
         def note(name: str, rows: int | None) -> None:
-            write(name, host, who, found, response.status_code, rows, time.perf_counter() - began_s)
+            write(name, host, who, arguments, response.status_code, rows, time.perf_counter() - began_s)
 
         self._service.metrics.observe(name, response.status_code, time.perf_counter() - began_s)
         note(name, rows if streamed is None else None)
@@ -170,45 +166,45 @@ class _Route:
             if streamed is not None:
                 note(f"{name} ended", streamed.events)
 
-    async def _given(self, asked: Call, found: dict[str, Any]) -> Any:
-        """What the function gives, as an `Answer` where it is no stream."""
+    async def _result(self, call: Call, arguments: dict[str, Any]) -> Any:
+        """Call the route's function and return an `Answer`, or the events of a stream."""
         endpoint, service = self._endpoint, self._service
         async with service.store_watch.bounded(
             service.options.long_s if endpoint.is_long else service.options.request_s
         ):
             if self._is_async:
-                given = await endpoint.function(asked, **found)
+                result = await endpoint.function(call, **arguments)
             else:
-                given = await service.in_thread(lambda: endpoint.function(asked, **found))
-        if endpoint.streams or isinstance(given, Answer):
-            return given
-        data = given.data if isinstance(given, Result) else given
-        return asked.document(data, rows=rows_in(data))
+                result = await service.in_thread(lambda: endpoint.function(call, **arguments))
+        if endpoint.streams or isinstance(result, Answer):
+            return result
+        data = result.data if isinstance(result, Result) else result
+        return call.document(data, rows=rows_in(data))
 
-    async def _still(self, grant: Grant, headers: dict[str, str], scope: Scope) -> None:
-        """Raise unless who was admitted would be now, and may the same."""
+    async def _check_still_admitted(self, grant: Grant, headers: dict[str, str], scope: Scope) -> None:
+        """Raise an error unless the caller is still admitted with the same permissions."""
         if grant.name and await self._door.known(headers, scope) != grant:
-            raise Denied(f"what the token {grant.name!r} may has changed", hint="ask again")
+            raise Denied(f"the permissions of token {grant.name!r} have changed", hint="connect again")
 
 
 def rows_in(data: object) -> int:
-    """The rows of a document, for the audit: of its longest list."""
+    """Return the number of rows of a document for the audit log: the length of its longest list."""
     match data:
         case dict():
-            return max(map(rows_in, (each for each in data.values() if not isinstance(each, dict))), default=0)
+            return max(map(rows_in, (value for value in data.values() if not isinstance(value, dict))), default=0)
         case list() | tuple():
             return len(data)
         case msgspec.Raw():
-            found = bytes(data)
-            return len(msgspec.json.decode(found, type=list[msgspec.Raw])) if found.startswith(b"[") else 0
+            text = bytes(data)
+            return len(msgspec.json.decode(text, type=list[msgspec.Raw])) if text.startswith(b"[") else 0
         case _:
             return 0
 
 
-def _response(given: Answer) -> Response:
-    # Whoever may not read it shall not find it in a cache on the way.
-    headers = {"vary": "accept, authorization", "cache-control": "private, no-cache", **given.headers}
-    return Response(given.body, given.status, headers, given.media_type)
+def _response(answer: Answer) -> Response:
+    # Shared caches must not serve an answer to clients who may not read it.
+    headers = {"vary": "accept, authorization", "cache-control": "private, no-cache", **answer.headers}
+    return Response(answer.body, answer.status, headers, answer.media_type)
 
 
 def _stream(streamed: "_Streamed | None") -> Response:
@@ -219,33 +215,33 @@ def _stream(streamed: "_Streamed | None") -> Response:
 
 
 class _Streamed:
-    """Events, for as long as who asked may have them. Raises `TooOften` where one asker has too many streams open."""
+    """A stream of events that ends when the caller loses access. Raises `TooOften` for too many open streams."""
 
     def __init__(
-        self, given: AsyncIterator[bytes], still: Callable[[], Awaitable[None]], service: Service, who: str
+        self, events: AsyncIterator[bytes], check_access: Callable[[], Awaitable[None]], service: Service, who: str
     ) -> None:
-        self._given, self._still, self._service, self._who = given, still, service, who
+        self._source, self._check_access, self._service, self._who = events, check_access, service, who
         self.events = 0
-        if service.streams[who] >= _MOST_STREAMS:
-            raise TooOften(f"{_MOST_STREAMS} streams of one asker are open", after_s=5)
+        if service.streams[who] >= _MAX_STREAMS:
+            raise TooOften(f"this client already has {_MAX_STREAMS} open streams", after_s=5)
 
     async def sent(self) -> AsyncIterator[bytes]:
-        """The events; at last an `error` that says why, where it is no longer admitted."""
+        """Yield the events, and a last event `error` when the caller loses access."""
         streams, looked_s = self._service.streams, time.monotonic()
         streams[self._who] += 1
-        coming = asyncio.ensure_future(anext(self._given, None))
+        coming = asyncio.ensure_future(anext(self._source, None))
         try:
             while True:
                 await asyncio.wait({coming}, timeout=STREAM_KNOWN_S)
                 if time.monotonic() - looked_s >= STREAM_KNOWN_S:
-                    await self._still()
+                    await self._check_access()
                     looked_s = time.monotonic()
                 if coming.done():
                     if (data := coming.result()) is None:
                         return
                     self.events += 1
                     yield data
-                    coming = asyncio.ensure_future(anext(self._given, None))
+                    coming = asyncio.ensure_future(anext(self._source, None))
         except SlackwaterError as error:
             yield event("error", problem(error, self._service.client.root))
         finally:
@@ -256,7 +252,6 @@ class _Streamed:
 
 
 def refused(error: Exception, status: int = 0, root: str = "") -> Response:
-    """What is answered instead."""
     status = status or (status_of(error) if isinstance(error, SlackwaterError) else 500)
     body = encoded(problem(error, root))
     response = Response(body, status, media_type=JSON)
@@ -271,7 +266,7 @@ async def _body(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > _MOST_BODY_BYTES:
-            raise TooMuch(f"the body is larger than {_MOST_BODY_BYTES:,} bytes")
+        if size > _MAX_BODY_BYTES:
+            raise TooMuch(f"the body is larger than {_MAX_BODY_BYTES:,} bytes")
         parts.append(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Consistent moments of an app: resolved, taken, queried, compared, searched, verified, retained, changed.
+"""Consistent moments of an app: resolve, snapshot, query, compare, search, verify, retain and change them.
 
 | room | contents |
 |---|---|

@@ -1,9 +1,9 @@
-"""Which of several items make a whole fail: searches that know nothing of items but whether a set is bad. Pure.
+"""Searches for the items that make a group fail. They only test whether a group fails. Pure.
 
-Group testing, many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) where items fail by themselves, and
-a binary search for the item with which a beginning turns bad where several only fail together. What is bad stays bad
-when items are added to it. Delta debugging finds a set of which no member can be left out (Zeller and Hildebrandt,
-"Simplifying and Isolating Failure-Inducing Input", 2002: `ddmin`).
+Group testing, many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that fail by themselves,
+and a binary search for the item that makes a prefix fail, for items that only fail together. A failing group still
+fails when items are added. Delta debugging finds a minimal failing set (Zeller and Hildebrandt, "Simplifying and
+Isolating Failure-Inducing Input", 2002: `ddmin`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,55 +13,55 @@ import numpy as np
 import numpy.typing as npt
 
 Items = npt.NDArray[np.int64]
-"""Items by number, ascending."""
+"""Item numbers, ascending."""
 
 Item = TypeVar("Item")
 
 Fails = Callable[[Sequence[Items]], Sequence[bool]]
-"""Tries groups of items, each by itself: whether each fails."""
+"""Tests groups of items, each group by itself. Returns for each group whether it fails."""
 
 
 class TooMany(Exception):
-    """More items fail than may. `found` has the last of each group that is known to fail, ascending."""
+    """More items fail than allowed. `found` has the last item of each group that is known to fail, ascending."""
 
-    def __init__(self, found: Sequence[int]) -> None:
-        super().__init__(f"at least {len(found)} items fail")
-        self.found = tuple(sorted(found))
+    def __init__(self, failing: Sequence[int]) -> None:
+        super().__init__(f"at least {len(failing)} items fail")
+        self.found = tuple(sorted(failing))
 
 
 def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
-    """The items to leave out of `count` that fail together: without them the rest passes, and none can be given back.
+    """Return the items to leave out so that the remaining ones pass; no returned item can be put back.
 
-    They are numbered from 0, and at least one. Found are at most `most`, ascending; none where what failed once passes
-    now. Raises `TooMany` where they are more.
+    `count` items, numbered from 0 and at least one, fail together. Returns at most `most` numbers, ascending; none if
+    the items pass now. Raises `TooMany` if there are more.
 
-    For p items that fail by themselves at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
+    For p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
     never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
     alone = failing_alone(items, fails, most)
-    rest = np.setdiff1d(items, alone)
+    remaining = np.setdiff1d(items, alone)
     together: list[int] = []
-    while rest.size and fails([rest])[0]:
-        beginnings = rest
-        at = turning_point(rest.size, lambda size: fails([beginnings[:size]])[0])  # noqa: B023  asked at once
-        together.append(int(rest[at]))
-        rest = np.delete(rest, at)
+    while remaining.size and fails([remaining])[0]:
+        candidates = remaining
+        at = turning_point(remaining.size, lambda size: fails([candidates[:size]])[0])  # noqa: B023  called at once
+        together.append(int(remaining[at]))
+        remaining = np.delete(remaining, at)
         if len(alone) + len(together) > most:
             raise TooMany([*alone, *together])
     for item in tuple(together):
-        # What it failed with may have been left out since.
-        more = np.sort(np.append(rest, item))
-        if not fails([more])[0]:
+        # The items that it failed with may have been left out since.
+        restored = np.sort(np.append(remaining, item))
+        if not fails([restored])[0]:
             together.remove(item)
-            rest = more
+            remaining = restored
     return tuple(sorted([*alone, *together]))
 
 
 def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
-    """The items that fail by themselves, of some that fail together. All groups that fail are halved at once.
+    """Return the items that fail by themselves, ascending. All failing groups are halved at once.
 
-    Raises `TooMany` where they are more than `most`.
+    Raises `TooMany` if there are more than `most`.
     """
     alone: list[int] = []
     failing = [items]
@@ -77,10 +77,11 @@ def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
 def first_turn(
     count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
 ) -> int:
-    """As `turning_point`; of several such items an early one, also where what is bad does not stay so.
+    """Return the number of an early item that turns a sequence bad; see `turning_point`.
 
-    Of at most `scan` items it is the first. Else it is none behind the first of the `suspects`, ascending and at least
-    one, up to which it is bad: of these at most so many (`most`) are asked.
+    Works for predicates that are not monotonic. Up to `scan` items, the item returned is the first one. Beyond that, it
+    is no later than the first of the `suspects` (ascending, at least one) at which the sequence is bad. At most `most`
+    suspects are tested.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -98,9 +99,10 @@ def first_turn(
 
 
 def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
-    """As `turning_point`: of several such items one near the end, and the last item where that is one.
+    """Return the number of a late item that turns a sequence bad; see `turning_point`.
 
-    Beginnings that lack one item of the end, then two, four and so on, are asked until one is not bad.
+    Returns the last item if it turns the sequence bad. Tests prefixes that lack the last item, then the last two, four
+    and so on, until a prefix is not bad.
     """
     lacking, bad = 1, count
     while lacking < count and is_bad(count - lacking):
@@ -110,10 +112,11 @@ def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
 
 
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
-    """The number, from 0, of an item with which a sequence of `count` turns bad: up to it, it is bad, and without not.
+    """Return the number, from 0, of an item that turns a sequence of `count` bad: bad with it, good without.
 
-    `is_bad` says whether the first so many items are. It holds for all, at least one, and not for none: neither is
-    asked. It is asked at most log2(count), rounded up, times. Where what is bad does not stay so, it is one such place.
+    `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
+    tested. It is called at most log2(count) times, rounded up. If `is_bad` is not monotonic, any such item may be
+    returned.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -128,18 +131,18 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 def smallest(
     items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
 ) -> tuple[Sequence[Item], bool]:
-    """Some of the items, which are bad together, of which none can be left out: delta debugging.
+    """Return a minimal bad subset of items that are bad together, and whether it is proved minimal (delta debugging).
 
-    `is_bad` says whether a choice of them, in their order, is; it may be asked so often (`most`). With the items
-    returns whether it is known that each of them is needed: not when `most` did not suffice.
+    `is_bad` tests a subset, in the order of the items. It is called at most `most` times; if that did not suffice,
+    False is returned with the smallest subset so far.
     """
     tries, parts = 0, 2
     while len(items) > 1:
         size = -(-len(items) // parts)
         chunks = [items[at : at + size] for at in range(0, len(items), size)]
-        rests = [[item for other in chunks if other is not chunk for item in other] for chunk in chunks]
-        # Of two parts, each is the other's rest.
-        candidates = [*chunks, *(rests if len(chunks) > 2 else ())]
+        complements = [[item for other in chunks if other is not chunk for item in other] for chunk in chunks]
+        # With two chunks, each is the complement of the other.
+        candidates = [*chunks, *(complements if len(chunks) > 2 else ())]
         for number, candidate in enumerate(candidates):
             if tries == most:
                 return items, False

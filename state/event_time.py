@@ -1,12 +1,12 @@
-"""How far event time has come: what tasks see of it in their rows, which rows are late, which fall due.
+"""Event time: watermarks, late rows, and rows that fall due.
 
-A stage's watermark is the smallest of its inputs'. That of rows with `withWatermark` is the largest event time that was
-read, less the delay; that of another channel is the watermark of the upstream version that was read. None of them ever
-falls, and all are in the manifest: a restart, a clone and a replay go on from there.
+A stage's watermark is the smallest of its inputs' watermarks. For rows with `withWatermark`, the input's watermark is
+the largest event time read, less the delay; for a channel, it is the watermark of the upstream version read. Watermarks
+never fall, and all are in the manifest: a restart, a clone and a replay continue from them.
 
-A row is late, as Spark has it for `groupBy(window)` and for joins, when its window had ended, or its own time had
-passed, by the watermark that the version before left. And version N + 1 lets those rows fall due whose time lies after
-what N says (`EventTime.due_ms`) and up to the watermark that N left; by the clock, up to the batch's own.
+As in Spark's `groupBy(window)` and joins, a row is late if its window had ended, or its own time had passed, by the
+watermark of the previous version. Version N + 1 lets the rows fall due whose time is after version N's
+`EventTime.due_ms` and at or before version N's watermark; by the clock, at or before the batch's own time.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,68 +28,71 @@ from .kinds.kind import BatchMoment, DueBy
 from .multi_input import TAG
 
 AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
-"""Columns of rows that stand for several: their largest event time within the bound, and how many are beyond."""
+"""Columns of pre-aggregated rows: their largest event time within the bound, and how many are beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A watermark as a batch has it."""
+    """A watermark that the program declares, as a batch computes it."""
 
     columns: tuple[str, ...]
-    """Of the batch's rows, tagged as they are (`multi_input`), those that are an event time."""
+    """Event time columns of the batch's rows, by their tagged names (`multi_input`)."""
     delay_ms: int
-    """How much later than the newest rows others may come."""
+    """Delay by which the watermark lies before the newest event time."""
     inputs: tuple[str, ...]
     part: int | None = None
-    """The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere."""
+    """Number of the DataFrame to which the watermark applies, if several have the column; None otherwise."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a task saw of its rows' event times."""
+    """Event times that a task saw in its rows."""
 
     latest_ms: tuple[int | None, ...] = ()
-    """Of each watermark, the largest event time that is not too far ahead of the clock; None where there is none."""
+    """Largest event time by watermark, without those too far ahead of the clock; None without any."""
     ahead: int = 0
-    """Rows whose event time is."""
+    """Number of rows whose event time is too far ahead of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The event times that a task searches its rows for."""
+    """Event time columns that a task scans, and the bound of plausible times."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
-    """What is later is too far ahead of the clock."""
+    """Later event times are too far ahead of the clock."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns that it takes, each once."""
-        tags = (TAG for one in self.watermarks if one.part is not None)
-        return tuple(dict.fromkeys(chain(*(one.columns for one in self.watermarks), tags)))
+        """Distinct names of the columns that `seen` reads."""
+        tags = (TAG for watermark in self.watermarks if watermark.part is not None)
+        return tuple(dict.fromkeys(chain(*(watermark.columns for watermark in self.watermarks), tags)))
 
     def seen(self, rows: pa.Table) -> Seen:
-        """What these rows show."""
-        columns = [[(name, one.part) for name in one.columns] for one in self.watermarks]
+        """Return the event times of these rows."""
+        columns = [[(name, watermark.part) for name in watermark.columns] for watermark in self.watermarks]
         ahead = pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0
-        each: dict[tuple[str, int | None], int | None] = {}
+        newest_by_column: dict[tuple[str, int | None], int | None] = {}
         for name, part in dict.fromkeys(chain.from_iterable(columns)):
-            # Rows of one of the tagged DataFrames, where others have the column, too.
+            # Only the rows of the watermark's DataFrame, if others have the column too.
             times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part)))
             newest = pc.max(times).as_py()
             if newest is not None and newest > self.bound_ms:
                 within = times.filter(pc.less_equal(times, self.bound_ms))
                 newest = pc.max(within).as_py()
                 ahead += len(times) - times.null_count - len(within)
-            each[name, part] = newest
-        latest = (max((at for one in ones if (at := each[one]) is not None), default=None) for ones in columns)
+            newest_by_column[name, part] = newest
+        latest = (
+            max((time_ms for key in keys if (time_ms := newest_by_column[key]) is not None), default=None)
+            for keys in columns
+        )
         return Seen(tuple(latest), ahead)
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
-    """The inputs after a batch in which tasks saw this; those of channels say already what upstream says."""
-    moved, found = dict(inputs), list(seen)
+    """Return the inputs with watermarks after a batch. Channels have upstream's watermark already."""
+    moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
-        times = [at for one in found if (at := one.latest_ms[number]) is not None]
+        times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]
         for name in watermark.inputs if times else ():
             at_ms = max(YEAR_1_MS, max(times) - watermark.delay_ms)
             moved[name] = replace(moved[name], watermark_ms=later(moved[name].watermark_ms, at_ms))
@@ -97,110 +100,111 @@ def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen:
 
 
 def watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
-    """The watermark of a stage whose inputs of these names have one, and which had another before."""
-    each = [inputs[name].watermark_ms for name in sorted(timed)]
-    known = [at for at in each if at is not None]
-    return later(before_ms, min(known)) if known and len(known) == len(each) else before_ms
+    """Return a stage's watermark: the smallest of the `timed` inputs', never below `before_ms`; None if unknown."""
+    watermarks = [inputs[name].watermark_ms for name in sorted(timed)]
+    present = [at for at in watermarks if at is not None]
+    return later(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
 
 
 def later(before_ms: int | None, now_ms: int | None) -> int | None:
-    """The later of two times of which either may not be known."""
+    """Return the later of two times, either of which may be None."""
     return max((at for at in (before_ms, now_ms) if at is not None), default=None)
 
 
 def after(
-    before: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
+    previous: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
 ) -> EventTime | None:
-    """What a version says with the watermark `at_ms`, from what the one before says; None where there never was any.
+    """Return the event time of the next version; None if the app has none.
 
-    `seen` is what its tasks saw, and `late` counts rows that were left out of the table. Times after `bound_ms` were
-    too far ahead of the clock; None where it read no rows.
+    `previous` is the last version's; `at_ms` is the next version's watermark. `seen` comes from the tasks of the batch;
+    `late` counts rows left out of the table. Times after `bound_ms` were too far ahead of the clock; None if the batch
+    read no rows.
     """
-    ahead = sum(one.ahead for one in seen)
-    if before is None and at_ms is None and not ahead and not late:
+    ahead = sum(report.ahead for report in seen)
+    if previous is None and at_ms is None and not ahead and not late:
         return None
-    known = before or EventTime()
-    return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)
+    base = previous or EventTime()
+    return EventTime(at_ms, ahead, base.ahead_total + ahead, late, base.late_total + late, bound_ms)
 
 
 def due_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
-    """What falls due with the batch after a version that says this; `wall_ms` is the clock at the batch's start."""
-    known = base or EventTime()
-    until_ms = later(known.due_ms, wall_ms if by == "clock" else known.watermark_ms)
-    pending = until_ms is not None and known.next_due_ms is not None and known.next_due_ms <= until_ms
-    return Due(known.due_ms, until_ms, pending, wall_ms, known.watermark_ms)
+    """Return the rows that fall due with the batch after `base`; `wall_ms` is the clock at the batch's start."""
+    event_time = base or EventTime()
+    until_ms = later(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
+    pending = until_ms is not None and event_time.next_due_ms is not None and event_time.next_due_ms <= until_ms
+    return Due(event_time.due_ms, until_ms, pending, wall_ms, event_time.watermark_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What falls due with a batch."""
+    """Time span in which rows fall due with a batch."""
 
     after_ms: int | None
-    """Up to when rows have fallen due before; None for never."""
+    """Time up to which rows have fallen due in earlier batches; None before the first."""
     until_ms: int | None
-    """Up to when they do now; None where nobody knows yet how late it is."""
+    """Time up to which rows fall due with this batch; None while the watermark is unknown."""
     pending: bool
-    """Whether a row may fall due in between."""
+    """True if a row may fall due in the span."""
     wall_ms: int | None = None
-    """The wall clock at the batch's start; None where no batch is."""
+    """Wall clock at the batch's start; None without a batch."""
     watermark_ms: int | None = None
-    """The watermark of the version before it; None where there is none."""
+    """Watermark of the previous version; None if it has none."""
 
     @property
     def moment(self) -> BatchMoment:
-        """When the batch is, for its state."""
+        """Times of the batch, in the form that a state takes."""
         return BatchMoment(self.until_ms, self.wall_ms, self.watermark_ms)
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first and the last millisecond in which rows fall due now; to be asked where `pending`."""
+        """First and last millisecond in which rows fall due with this batch. Requires `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
         return BEFORE_ALL_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The times that one batch goes by."""
+    """Clock and event time bounds of one batch."""
 
     clock_ms: int
-    """By which rows expire."""
+    """Time by which rows expire."""
     bound_ms: int = 0
-    """Events that are later are too far ahead of the clock."""
+    """Later event times are too far ahead of the clock."""
     due: Due | None = None
-    """Up to when rows fall due; None where none ever does."""
+    """Rows that fall due with the batch; None for a table whose rows never do."""
 
     @property
     def pending(self) -> bool:
-        """Whether a row may fall due."""
+        """True if a row may fall due."""
         return self.due is not None and self.due.pending
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRules:
-    """How a stage keeps event time."""
+    """Event time rules of a stage."""
 
     watermarks: Sequence[Watermark] = ()
     timed: Collection[str] = ()
-    """The inputs that have one, so or from the stage that writes them."""
+    """Inputs with a watermark, declared or from the upstream stage."""
     due_by: DueBy | None = None
-    """What passes the time at which rows of its table fall due; None where they never do."""
+    """Clock or event time, by which rows of the table fall due; None if they never do."""
     behind_ms: int = 0
-    """How much earlier than the watermark the times may be of what is emitted."""
+    """Maximum distance by which event times of emitted rows lie before the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Which rows have no place in a table any more, or not yet."""
+    """Decides which rows are too late, or too far ahead of the clock, for a table."""
 
     columns: tuple[str, ...]
-    """Those of the rows by which they are late: windows of time (structs of `start` and `end`), or times."""
+    """Columns to test: time windows (structs of `start` and `end`), or times."""
     watermark_ms: int | None
-    """What ends by then is over; None where no watermark is known yet."""
+    """Windows that end by this time are over; None while the watermark is unknown."""
     bound_ms: int
-    """What begins later is too far ahead of the clock."""
+    """Windows that begin after this time are too far ahead of the clock."""
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """bool[rows]: whether each is left out. Rows without a window or time are not."""
+        """Return bool[rows]: True for rows to leave out. Rows without a window or time are kept."""
         masks = []
         for column in (rows[name] for name in self.columns):
             edges = (

@@ -1,6 +1,6 @@
-"""Whether a stage of a program fits the history that is stored of it: the same, what it changes, or why it cannot.
+"""Compare a stage of a program with its stored history: the same, changed, or incompatible. Values only.
 
-A run asks before it claims a stage, and takes nothing but the same; a migration carries out what changes. Values only.
+A run compares before it claims a stage, and accepts only the same; a migration carries out the changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
 from .kinds.kind import Kind, kind_of
 
 ANOTHER_STAGE = (
-    "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
+    "give the changed stage a new name: it starts empty, and the old one is retired; or run the program as another app "
     "(`slackwater run FILE --app NAME`)"
 )
 
@@ -29,16 +29,16 @@ class DeclaredStage:
 
     name: str
     inputs: Mapping[str, str]
-    """By declared name the stage that writes it; empty for a user's topic."""
+    """Upstream stage by declared input; empty for a user's topic."""
     outputs: Mapping[str, str]
-    """The channels that it writes, by declared name, and their columns as Spark DDL."""
+    """Columns of each output channel as Spark DDL, by declared name."""
     table: Table | None
-    """As the program would make it. `Column.default` is what it says of rows from before."""
+    """Table as a new app would get it. `Column.default` is the default of rows stored earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A program, as an app of some name."""
+    """A program, as an app of a given name."""
 
     app: str
     stages: Mapping[str, DeclaredStage]
@@ -46,46 +46,46 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """What becomes of one column, as users see it."""
+    """A change of one column, as users see it."""
 
     kind: Literal["added", "removed", "renamed", "widened"]
     column: str
-    """Its name from then on; of a removed one the name that it had."""
+    """New name; the old name of a removed column."""
     before: str = ""
-    """Of a renamed column its name before, of a widened one its type."""
+    """Old name of a renamed column, old type of a widened one."""
     type: str = ""
-    """Its type from then on; of a removed one the type that it had."""
+    """New type; the old type of a removed column."""
     default: str | None = None
-    """Of an added one what rows from before have in it; None for null."""
+    """Value of an added column in rows stored earlier; None for null."""
     meaning: str = ""
-    """Of an aggregate: `count()`."""
+    """Aggregate that the column holds, such as `count()`; empty for other columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFit:
-    """What a program makes of a stage's table."""
+    """Difference between a stage's stored table and the declared one."""
 
     table: Table | None = None
-    """As it is from then on; None where the stage keeps none."""
+    """Table after the migration; None if the stage keeps no state."""
     columns: tuple[ColumnChange, ...] = ()
     others: bool = False
-    """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
+    """True if only the order of the columns or the declaration of the state changed."""
     refused: Refused | None = None
-    """Why what is stored cannot be kept; None where it can."""
+    """Reason why the stored table cannot be kept; None if it can."""
 
     @property
     def same(self) -> bool:
-        """Whether the stage goes on as it is."""
+        """True if nothing changes."""
         return self.refused is None and not self.columns and not self.others
 
 
 def fit_table(stage: str, stored: Table | None, declared: Table | None, renames: Mapping[str, str]) -> TableFit:
-    """What a program makes of a stage's table, where columns have other names in it, old to new.
+    """Compare a stage's stored table with the declared one. `renames` maps old column names to new ones.
 
-    Raises `NotFound` where a rename names a column that is not there.
+    Raises `NotFound` if a rename names a missing column.
     """
     if (stored is None) != (declared is None):
-        change = "keeps state now, and had none" if stored is None else "kept state, and has none now"
+        change = "now keeps state, but stored none" if stored is None else "no longer keeps state, but has stored some"
         return TableFit(refused=Refused(f"stage {stage!r} {change}", hint=ANOTHER_STAGE))
     if stored is None or declared is None:
         return TableFit()
@@ -98,72 +98,73 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
 
 
 class InputsFit(NamedTuple):
-    """What a program makes of a stage's inputs, by their declared names."""
+    """Difference between a stage's stored inputs and the declared ones, by declared name."""
 
     new: tuple[str, ...]
-    """What it reads from then on, and did not before."""
+    """Inputs that the stage did not read before."""
     gone: tuple[str, ...]
     writers: Mapping[str, tuple[str, str]]
-    """Of those that another stage writes now, or nobody of the app, that stage before and now."""
+    """Upstream stage before and now, of inputs whose upstream changed; empty for a user's topic."""
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
-    """What becomes of a stage's inputs; `declared` has the stage that writes each, empty for a user's topic."""
-    known = {name: source.upstream for name, source in head.inputs.items()}
-    new, gone = (tuple(sorted(each)) for each in (declared.keys() - known, known.keys() - declared))
-    both = {name: (known[name], writer) for name, writer in declared.items() if name in known}
-    return InputsFit(new, gone, {name: each for name, each in both.items() if each[0] != each[1]})
+    """Compare a stage's stored inputs with `declared`: upstream stage by input, empty for a user's topic."""
+    stored = {name: source.upstream for name, source in head.inputs.items()}
+    new, gone = (tuple(sorted(names)) for names in (declared.keys() - stored, stored.keys() - declared))
+    both = {name: (stored[name], writer) for name, writer in declared.items() if name in stored}
+    return InputsFit(new, gone, {name: writers for name, writers in both.items() if writers[0] != writers[1]})
 
 
 def visible(columns: Iterable[Column]) -> tuple[str, ...]:
-    """The names of columns that users see: internal ones begin with `_`."""
+    """Return the names of columns that users see. Names of internal columns begin with `_`."""
     return tuple(column.name for column in columns if not is_internal(column.name))
 
 
 def evolve(
     stage: str, stored: Table, declared: Table, renames: Mapping[str, str]
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
-    """The stored table as the program declares it, and what that changes of its columns; itself where nothing does.
+    """Return the stored table as the program declares it, and the changed columns; the stored table if none changed.
 
-    Its number of state partitions does not count. The renames are what the user says of columns, old to new.
+    Ignores the number of state partitions. `renames` maps old column names to new ones.
 
-    Raises `NotFound` where a rename names a column that is not there, with the nearest, and `Refused` where what is
-    stored means something else under the new declaration, or does not fit it.
+    Raises `NotFound` if a rename names a missing column, with the nearest match, and `Refused` if stored values mean
+    something else under the new declaration, or do not fit it.
     """
     _check_renames(stage, stored, declared, renames)
-    kept, now = kind_of(stored.state), kind_of(declared.state)
-    renamed = {**kept.core.internal(renames), **renames}
-    was = kept.renamed(renamed)
-    _check_kind(stage, kept, was, now)
-    had = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
-    known = {name: replace(each, name=name) for each in had for name in (renamed.get(each.name, each.name),)}
-    keys = _keys(stage, stored, declared, known)
-    if kept.key_column:
-        # Sessions stay in their column: they are still to be emitted, with what is kept of them beside it.
+    stored_kind, declared_kind = kind_of(stored.state), kind_of(declared.state)
+    renamed = {**stored_kind.core.internal(renames), **renames}
+    renamed_kind = stored_kind.renamed(renamed)
+    _check_kind(stage, stored_kind, renamed_kind, declared_kind)
+    old_columns = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
+    stored_columns = {
+        name: replace(column, name=name) for column in old_columns for name in (renamed.get(column.name, column.name),)
+    }
+    keys = _keys(stage, stored, declared, stored_columns)
+    if stored_kind.key_column:
+        # Open sessions stay in their column, because they have not been emitted yet.
         (before_name,), (now_name,) = visible(stored.values), visible(declared.values)
-        if now_name not in known:
+        if now_name not in stored_columns:
             raise Refused(
-                f"stage {stage!r}: its sessions are {now_name!r} now, and those that are open are stored as "
-                f"{before_name!r}",
-                hint=f"where only the name changed: --rename {before_name}={now_name}",
+                f"stage {stage!r}: its sessions are now {now_name!r}, but open ones are stored as {before_name!r}",
+                hint=f"if only the name changed: --rename {before_name}={now_name}",
             )
     next_id = stored.next_id or len(stored.columns) + 1
     values = []
     for column in declared.values:
-        before = known.get(column.name)
-        if before is None or before in keys:
+        stored_column = stored_columns.get(column.name)
+        if stored_column is None or stored_column in keys:
             values.append(replace(column, id=next_id, since=0))
             next_id += 1
         else:
-            values.append(_carried(stage, column, before, was, now))
-    lived = stored.ttl
-    if lived is not None and lived.column:
-        name = renamed.get(lived.column, lived.column)
-        # Where its column goes, no row gets one any more.
+            values.append(_carry_over(stage, column, stored_column, renamed_kind, declared_kind))
+    stored_ttl = stored.ttl
+    if stored_ttl is not None and stored_ttl.column:
+        name = renamed.get(stored_ttl.column, stored_ttl.column)
+        # If the event time column is removed, new rows have no expiry.
         gone = name not in {column.name for column in declared.values} and declared.ttl is None
-        lived = Ttl(0, gone=True) if gone else replace(lived, column=name)
-    lifetime = ttl.agree(stage, lived, declared.ttl)
-    if (*keys, *values) == had:
+        stored_ttl = Ttl(0, gone=True) if gone else replace(stored_ttl, column=name)
+    lifetime = ttl.agree(stage, stored_ttl, declared.ttl)
+    if (*keys, *values) == old_columns:
         return replace(stored, ttl=lifetime, state=declared.state), ()
     table = replace(
         stored,
@@ -174,118 +175,121 @@ def evolve(
         schema=stored.schema + 1,
         next_id=next_id,
     )
-    return table, tuple(_changes(stored, table, was, now))
+    return table, tuple(_changes(stored, table, renamed_kind, declared_kind))
 
 
-def _changes(before: Table, after: Table, was_meant: Kind, is_meant: Kind) -> Iterator[ColumnChange]:
-    """What users see of a migration of a table, of these meanings before and after: internal columns are left out."""
-    had = dict(zip(before.ids, before.columns, strict=True))
-    for number, column in zip(after.ids, after.columns, strict=True):
+def _changes(old_table: Table, new_table: Table, old_kind: Kind, new_kind: Kind) -> Iterator[ColumnChange]:
+    """Yield the column changes of a migration that users see, without internal columns."""
+    old_columns = dict(zip(old_table.ids, old_table.columns, strict=True))
+    for number, column in zip(new_table.ids, new_table.columns, strict=True):
         if is_internal(column.name):
             continue
-        was = had.get(number)
-        if was is None:
-            meaning = is_meant.columns.get(column.name, "")
+        old_column = old_columns.get(number)
+        if old_column is None:
+            meaning = new_kind.columns.get(column.name, "")
             yield ColumnChange("added", column.name, type=column.type, default=column.default, meaning=meaning)
             continue
-        if was.name != column.name:
-            yield ColumnChange("renamed", column.name, was.name, column.type)
-        if was.type != column.type:
-            yield ColumnChange("widened", column.name, was.type, column.type)
-    for number, column in had.items():
-        if number not in after.ids and not is_internal(column.name):
-            yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.columns.get(column.name, ""))
+        if old_column.name != column.name:
+            yield ColumnChange("renamed", column.name, old_column.name, column.type)
+        if old_column.type != column.type:
+            yield ColumnChange("widened", column.name, old_column.type, column.type)
+    for number, column in old_columns.items():
+        if number not in new_table.ids and not is_internal(column.name):
+            yield ColumnChange("removed", column.name, type=column.type, meaning=old_kind.columns.get(column.name, ""))
 
 
-def _check_kind(stage: str, kept: Kind, was: Kind, now: Kind) -> None:
-    if was.goes_on_as(now):
+def _check_kind(stage: str, stored: Kind, renamed: Kind, declared: Kind) -> None:
+    if renamed.goes_on_as(declared):
         return
-    if was.once != now.once and was.core.goes_on_as(now.core):
-        change = "now, and had not" if now.once else "no more, and had"
+    if renamed.once != declared.once and renamed.core.goes_on_as(declared.core):
+        change = "was added" if declared.once else "was removed"
         raise Refused(
-            f'stage {stage!r} has event_time(emits="final") {change}: the rows of windows that are open would never be '
-            "emitted",
+            f'stage {stage!r}: event_time(emits="final") {change}, so that rows of open windows would never be emitted',
             hint=ANOTHER_STAGE,
         )
-    raise Refused(f"stage {stage!r}: its state is {now} now, and what is stored is of {kept}", hint=ANOTHER_STAGE)
+    raise Refused(f"stage {stage!r}: its state is now {declared}, but the stored state is {stored}", hint=ANOTHER_STAGE)
 
 
 def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[str, str]) -> None:
-    there, named = visible(stored.columns), visible(declared.columns)
+    stored_names, declared_names = visible(stored.columns), visible(declared.columns)
     for old, new in renames.items():
-        if old not in there:
-            hint = "--rename OLD=NEW names a stored column first"
-            raise NotFound(f"column of table {stage!r}", old, there, hint=hint)
-        if new not in named:
-            hint = "--rename OLD=NEW names it last"
-            raise NotFound(f"column that the program declares of table {stage!r}", new, named, hint=hint)
-        if new in there and new not in renames:
+        if old not in stored_names:
+            hint = "in --rename OLD=NEW, OLD is a stored column"
+            raise NotFound(f"column of table {stage!r}", old, stored_names, hint=hint)
+        if new not in declared_names:
+            hint = "in --rename OLD=NEW, NEW is a column that the program declares"
+            raise NotFound(f"column that the program declares of table {stage!r}", new, declared_names, hint=hint)
+        if new in stored_names and new not in renames:
             raise Refused(
-                f"table {stage!r} has a column {new!r} already, so {old!r} cannot become that",
-                hint=f"rename that one, too: --rename {new}=NAME",
+                f"table {stage!r} already has a column {new!r}, so {old!r} cannot be renamed to it",
+                hint=f"rename {new!r} as well: --rename {new}=NAME",
             )
         if list(renames.values()).count(new) > 1:
-            raise Refused(f"two columns of table {stage!r} cannot both become {new!r}")
+            raise Refused(f"two columns of table {stage!r} cannot both be renamed to {new!r}")
 
 
-def _keys(stage: str, stored: Table, declared: Table, known: Mapping[str, Column]) -> tuple[Column, ...]:
-    """The key, which may have other names and nothing else."""
-    keys = tuple(known.values())[: len(stored.key)]
+def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[str, Column]) -> tuple[Column, ...]:
+    """Return the key columns under their new names. Raises `Refused` if more than the names changed."""
+    keys = tuple(stored_columns.values())[: len(stored.key)]
     if [(c.name, c.type) for c in keys] != [(c.name, c.type) for c in declared.key]:
-        before, now = (", ".join(f"{c.name} {c.type}" for c in each) for each in (stored.key, declared.key))
+        stored_key, declared_key = (
+            ", ".join(f"{c.name} {c.type}" for c in columns) for columns in (stored.key, declared.key)
+        )
         same_types = [c.type for c in keys] == [c.type for c in declared.key]
         pairs = zip(stored.key, declared.key, strict=False)
-        options = " ".join(f"--rename {one.name}={other.name}" for one, other in pairs if one.name != other.name)
+        options = " ".join(f"--rename {old.name}={new.name}" for old, new in pairs if old.name != new.name)
         raise Refused(
-            f"stage {stage!r}: its key is ({now}), and the stored table has ({before}): its rows are of other keys",
-            hint=f"where only names changed: {options}" if same_types and options else ANOTHER_STAGE,
+            f"stage {stage!r}: its key is now ({declared_key}), but the key of the stored table is ({stored_key})",
+            hint=f"if only names changed: {options}" if same_types and options else ANOTHER_STAGE,
         )
     return keys
 
 
-def _carried(stage: str, column: Column, before: Column, was: Kind, now: Kind) -> Column:
-    """A stored column under its name and type from now on, if what is stored in it is what the program takes it for."""
-    meant, means = (each.columns.get(column.name, "") for each in (was, now))
-    if meant != means:
+def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
+    """Return a stored column with its new name and type. Raises `Refused` if its meaning or type is incompatible."""
+    old_meaning, new_meaning = (kind.columns.get(column.name, "") for kind in (old_kind, new_kind))
+    if old_meaning != new_meaning:
         raise Refused(
-            f"stage {stage!r}: column {column.name!r} is {means} now, and what is stored is {meant}",
-            hint="give it another name: that is a new column, which counts from the migration on, and the old one goes",
+            f"stage {stage!r}: column {column.name!r} is now {new_meaning}, but stored values are {old_meaning}",
+            hint="give it another name: the new column counts from the migration on, and the old one is dropped",
         )
-    kind = to_arrow(column.type)
-    if not widens(to_arrow(before.type), kind):
-        # Columns that wait for others are those of inputs and of the key, which have no other name.
+    arrow_type = to_arrow(column.type)
+    if not widens(to_arrow(stored.type), arrow_type):
+        # Waiting rows have the columns of inputs and of the key, which cannot be renamed.
         otherwise = (
-            "keep the fields that there are, and rename or cast them in the stage that reads what this one sends"
-            if was.waiting
-            else "anything else is a new column, under another name"
+            "keep the existing fields, and rename or cast them in the next stage"
+            if old_kind.waiting
+            else "for any other change, add a column with another name"
         )
         raise Refused(
-            f"stage {stage!r}: column {column.name!r} is {column.type} now, and what is stored is {before.type}, which "
+            f"stage {stage!r}: column {column.name!r} is now {column.type}, but stored values are {stored.type}, which "
             "may not fit",
-            hint="an integer may become a larger one, float double, a decimal a larger one, a struct may get fields; "
-            f"{otherwise}",
+            hint=f"allowed: a larger integer, float to double, a larger decimal, more fields of a struct; {otherwise}",
         )
-    default = before.default
-    if default is not None and column.type != before.type:
-        default = default_text(default_of(before).cast(kind), kind)
-    return replace(before, name=column.name, type=column.type, default=default)
+    default = stored.default
+    if default is not None and column.type != stored.type:
+        default = default_text(default_of(stored).cast(arrow_type), arrow_type)
+    return replace(stored, name=column.name, type=column.type, default=default)
 
 
-def likely_renames(found: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Removed columns that may be added ones under another name: the only ones of their type and meaning."""
-    gone, new = (
-        [(each.type, each.meaning, each.column) for each in found if each.kind == kind] for kind in ("removed", "added")
+def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a removed and an added column that may be a rename: the only ones of their type and meaning."""
+    removed, added = (
+        [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
+        for kind in ("removed", "added")
     )
     likely = []
-    for kind in dict.fromkeys(each[:2] for each in gone):
-        old, now = ([name for *of, name in each if tuple(of) == kind] for each in (gone, new))
-        if len(old) == len(now) == 1:
-            likely.append((old[0], now[0]))
+    for kind in dict.fromkeys(column[:2] for column in removed):
+        old_names, new_names = (
+            [name for *signature, name in columns if tuple(signature) == kind] for columns in (removed, added)
+        )
+        if len(old_names) == len(new_names) == 1:
+            likely.append((old_names[0], new_names[0]))
     return tuple(likely)
 
 
 def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> str:
-    """A default that a program declares, as a manifest keeps it. Raises `Refused` unless it is of the column's type."""
+    """Return a column's default as manifests store it. Raises `Refused` unless it fits the column's type."""
     try:
         return default_text(value, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

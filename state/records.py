@@ -1,6 +1,6 @@
-"""What a stage sent on a channel between two of its versions, and what a reader took of an input between two places.
+"""Records sent on a channel between two versions of a stage, and records read from an input between two positions.
 
-All of it is in manifests: which attempts count, which offsets they lie between, and how many rows there are.
+Everything comes from manifests: the attempts that count, the offsets between which they lie, and the number of rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ from ..store.versions.manifest import Input, Manifest, Output
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What versions of a stage sent on one channel."""
+    """Messages that versions of a stage sent on one channel."""
 
     attempts: dict[str, int]
-    """The task attempts whose messages count, each with its version."""
+    """Version by task attempt, for the attempts whose messages count."""
     rows: int
 
 
 def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
-    """What these versions sent. One that a program of then made may not have written the channel."""
+    """Return the messages that these versions sent. Versions of earlier programs may lack the channel."""
     attempts: dict[str, int] = {}
     rows = 0
     for manifest in versions:
@@ -35,7 +35,7 @@ def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
 
 
 def behind(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
-    """Where a reader stands that has all that the stage `upstream` sent on a channel up to this version."""
+    """Return the position of a reader that has consumed everything `upstream` sent on a channel up to this version."""
     return Input(
         output.topic,
         output.ends,
@@ -48,43 +48,44 @@ def behind(output: Output, upstream: str, version: int, watermark_ms: int | None
 
 
 def unread(output: Output, at: Input) -> int | None:
-    """Rows that were sent and that a reader has still to read; None where nobody counted those before it."""
+    """Return the number of rows sent and not yet read; None if the rows before the position were not counted."""
     return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far an input has been read: Spark's offset of the source."""
+    """Position up to which an input was read: Spark's offset of the source."""
 
     input: str
-    """The input's declared name. A stage has several, and Spark tells them apart by their order alone."""
+    """Declared name. A stage has several inputs, and Spark tells them apart by their order alone."""
     offsets: tuple[int, ...]
     """The next offset to read, by Kafka partition."""
     version: int = 0
-    """For a channel, the upstream version read up to and with."""
+    """Last upstream version read from a channel."""
     consumed: tuple[int, ...] = ()
-    """For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims passed over,
-    because they were gone, count as well (`Input.passed`)."""
+    """Rows of a channel before this position since the channel began, by Kafka partition. Includes rows that
+    were lost and that claims skipped (`Input.passed`).
+    """
     snapshots: tuple[str, ...] = ()
-    """Ids of the snapshots for which the batch that ended here ended."""
+    """Ids of the snapshots that ended a batch at this position."""
     watermark_ms: int | None = None
-    """For a channel, the watermark that this upstream version hands on; None where it has none."""
+    """Watermark that the upstream version of a channel passes on; None if it has none."""
     woken: int = 0
-    """The newest version after which a batch was asked for, whatever there is to read (`pipeline.source.wake`)."""
+    """Newest version after which a batch was requested, with or without input (`pipeline.source.wake`)."""
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> "Position":
-        """From Spark's JSON object."""
+        """Decode Spark's JSON object."""
         return msgspec.convert(value, learned(cls))
 
     def json(self) -> dict[str, object]:
-        """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
+        """Return Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets `first` to before `last` of one Kafka partition; of a channel, how many rows lie there, where known."""
+    """Offsets from `first` to `last` (exclusive) of one Kafka partition; for a channel also the rows, if known."""
 
     partition: int
     first: int
@@ -95,40 +96,40 @@ class Range:
 def ranges(
     starts: Sequence[int], ends: Sequence[int], passed: Sequence[int] = (), sent: Sequence[int] = ()
 ) -> Iterator[Range]:
-    """What is to be read from the offsets `starts` to before `ends`, by Kafka partition; a new partition from 0 on.
+    """Yield the offsets between `starts` and `ends` (exclusive) by Kafka partition; new partitions begin at 0.
 
-    Of a channel, `passed` are the rows sent before the first place, `sent` those before the other; empty if not known.
+    For a channel, `passed` and `sent` are the rows sent before `starts` and before `ends`; empty if unknown.
     """
     rows = difference(passed, sent)
     for partition, (first, last) in enumerate(zip_longest(starts, ends, fillvalue=0)):
-        # Where there are only markers, and what failed attempts left, nothing is read.
+        # Offsets with only markers and messages of failed attempts need no read.
         if first < last and not (rows and rows[partition] == 0):
             yield Range(partition, first, last, rows[partition] if rows else None)
 
 
 def stretches(
-    before: Input | None, after: Input, *, former: bool = True
+    previous: Input | None, after: Input, *, former: bool = True
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What was read of an input between two places, None for its beginning: from these offsets to before those.
+    """Yield the (start, end) offsets read from an input after `previous` (None: from its beginning) up to `after`.
 
-    There is one stretch more than somebody has reset it in between. What lies in two of them was read twice, and what
-    in none of them not at all. Without `former`, those are left out that lie in topics that had the name before.
+    Each reset in between adds a stretch: offsets in two stretches were read twice, offsets in none were skipped.
+    Without `former`, stretches in earlier topics of the same name are left out.
     """
-    at, known = (before.offsets, len(before.resets)) if before is not None else ((), 0)
-    found = []
-    for each in after.resets[known:]:
-        found.append((at, each.starts))
-        if each.topic_id and not former:
-            found.clear()
-        at = each.ends
-    yield from (*found, (at, after.offsets))
+    at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
+    read = []
+    for reset in after.resets[num_resets:]:
+        read.append((at, reset.starts))
+        if reset.topic_id and not former:
+            read.clear()
+        at = reset.ends
+    yield from (*read, (at, after.offsets))
 
 
 def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
-    """What lies between two places of a topic, in words."""
-    return tuple(f"{topic}[{one.partition}] {one.first}..{one.last}" for one in ranges(starts, ends))
+    """Return the offsets between two positions of a topic as text, by partition."""
+    return tuple(f"{topic}[{window.partition}] {window.first}..{window.last}" for window in ranges(starts, ends))
 
 
-def difference(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
-    """What lies between two counts by partition; empty where one of them is not known."""
-    return tuple(now - then for then, now in zip_longest(before, after, fillvalue=0)) if before and after else ()
+def difference(start: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
+    """Return the difference of two counts by partition; empty if either is unknown."""
+    return tuple(now - then for then, now in zip_longest(start, end, fillvalue=0)) if start and end else ()

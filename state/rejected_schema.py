@@ -7,7 +7,7 @@ REJECTED_RECORDS = Table(
         Column("topic", "string"),
         Column("partition", "int32"),
         Column("offset", "int64"),
-        # Of a repartition topic, the row in the message; 0 for a user's topic.
+        # Position of the row in a message of a repartition topic; 0 for a user's topic.
         Column("row", "int32"),
     ),
     values=(
@@ -26,6 +26,8 @@ REJECTED_RECORDS = Table(
     ),
     partitions=1,
 )
-"""`input` is the declared name of the topic or channel, `time` the record's own. `key`, `value` and `headers` are the
-message's; of a channel's row, `value` is an Arrow stream of that row. `error` is the class of what was raised,
-`version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
+"""Schema of rejected records. `input` is the declared name of the topic or channel, `time` the record's
+timestamp. `key`, `value` and `headers` are the message's; for a channel's row, `value` is an Arrow stream of that row.
+`error` is the class of the error, `version` the version that left the record out, `attempts` the number of failures,
+`retried` the version that applied the record.
+"""

@@ -1,6 +1,6 @@
-"""What a batch makes of a table: rows and look-ups in; new rows, what is emitted, what is late and what falls due out.
+"""Apply one batch to a table: rows and look-ups in; new rows, emitted rows, late rows and due rows out.
 
-A task asks for the rows of its state partition, a replay for those of a whole batch of history.
+A task applies the rows of its state partition, a replay those of a whole batch of the past.
 """
 
 from collections.abc import Sequence
@@ -27,81 +27,83 @@ _PREVIOUS = "_prev_seq"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The rows to write and to send, of a table or of a part of it."""
+    """Rows to write and to send, for a table or a part of it."""
 
     new: pa.Table
-    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed; by `_hash` but for those that fell
-    due, which come first. Without columns where there is nothing."""
+    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key, by `_hash`; rows that fell due come
+    first. Without columns if nothing changed.
+    """
     emitted: tuple[pa.Table, ...] = ()
-    """What the state emits: one table for all outputs, or one for each, or nothing."""
+    """Rows that the state emits: one table for all outputs, one for each, or none."""
     next_ms: int | None = None
-    """When the next row falls due at the earliest, as far as was looked at; None for never."""
+    """Earliest time at which a row falls due, of the rows read; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rules of one batch of a stage with state: which rows are late, how the others are merged, which fall due."""
+    """One batch of a stage with state: late rows, merges of the others, and rows that fall due."""
 
     table: Table
     state: Bound
     seq: int
-    """`_seq` of the rows that are made."""
+    """`_seq` of the new rows."""
     clock_ms: int
-    """By which rows of the table are expired."""
+    """Time by which rows of the table expire."""
     lateness: Lateness | None = None
-    """Which rows are late; None where none can be."""
+    """Decides which rows are late; None if rows cannot be late."""
     due: Due | None = None
-    """Up to when rows fall due; None for a table whose rows never do."""
+    """Rows that fall due with the batch; None for a table whose rows never do."""
     tells: int | None = None
-    """How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as it is.
-    Where rows have their records' numbers, it is told with records."""
+    """Maximum number of keys listed in a `StateFailed` (of records, if rows have record numbers); None re-raises the
+    original error.
+    """
 
     def split_late(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The rows that are in time, and those that are late."""
+        """Split rows into those in time and those that are late."""
         if self.lateness is None or not (late := self.lateness.mask(rows)).any():
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
     def made(self, rows: pa.Table, stored: LookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
-        """Merge rows that are in time, none perhaps, and then let the other rows fall due whose time has come.
+        """Merge rows that are in time, if any; then let other rows of the table fall due.
 
-        A key of the batch never falls due with it: its row is written with a time after `due.until_ms`, so it does next
-        time. A row that falls due and keeps a time that has passed does not fall due again.
+        A key of the batch never falls due with the batch: its row is written with a time after `due.until_ms`, so the
+        key falls due in the next. A row that falls due and keeps a time in the past does not fall due again.
 
-        `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` the lowest and the
-        highest hash of the rows that may fall due, None for none of them. Raises `StateFailed` (see `tells`), and as
-        the user's function and `stored` do.
+        `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` is the lowest and the
+        highest hash of the rows that may fall due, None for no rows. Raises `StateFailed` (see `tells`), and errors of
+        the user's function and of `stored`.
         """
         if self.due is None:
             return Made(*self._merged(rows, stored)) if rows.num_rows else Made(pa.table({}))
-        made: list[tuple[pa.Table, tuple[pa.Table, ...]]] = []
+        parts_made: list[tuple[pa.Table, tuple[pa.Table, ...]]] = []
         times: list[int | None] = []
         if self.due.pending and hashes is not None:
-            found = stored.due(self.due.span, hashes)
-            times.append(found.next_ms)
-            other = _others(found.keys, rows, self._key)
-            if other.any():
-                new, emitted = self._fallen_due(found, other, rows.schema)
-                made.append((_timed(new, self.due.until_ms, again=False), emitted))
+            due_rows = stored.due(self.due.span, hashes)
+            times.append(due_rows.next_ms)
+            untouched = _keys_without_rows(due_rows.keys, rows, self._key)
+            if untouched.any():
+                new, emitted = self._merge_due(due_rows, untouched, rows.schema)
+                parts_made.append((_postpone_due(new, self.due.until_ms, due_again=False), emitted))
         if rows.num_rows:
             new, emitted = self._merged(rows, stored)
-            made.append((_timed(new, self.due.until_ms, again=True), emitted))
-        if not made:
+            parts_made.append((_postpone_due(new, self.due.until_ms, due_again=True), emitted))
+        if not parts_made:
             return Made(pa.table({}), (), *times)
-        new = pa.concat_tables([each for each, _ in made])
+        new = pa.concat_tables([rows for rows, _ in parts_made])
         times.append(pc.min(new[DUE]).as_py())
-        parts = [emitted for _, emitted in made if emitted]
+        parts = [emitted for _, emitted in parts_made if emitted]
         next_ms = min((at for at in times if at is not None), default=None)
         return Made(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
-        """New rows as SSTs have them, and the largest event time by which they expire, if they do by one."""
+        """Return new rows as SSTs store them, and their largest event time; None unless rows expire by event time."""
         new = expiry.with_expiry(new, self.table, self.clock_ms)
         return new, expiry.latest_event_ms(new, self.table.ttl)
 
     @property
     def state_now(self) -> Bound:
-        """The state for a batch in which rows fall due."""
+        """The state at the times of this batch."""
         return self.state.at_moment(self.due.moment) if self.due is not None else self.state
 
     @property
@@ -114,40 +116,40 @@ class Step:
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
         numbers = hashes.to_numpy()
-        old, found, before = stored.of_keys(numbers, keys)
+        old, exists, seqs = stored.of_keys(numbers, keys)
         needed = rows.select([*self._key, *self.state.needs])
         if self.tells is None:
             merged = self.state_now.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
             merged = merge_or_tell(self.state_now, needed, groups, keys, old, numbers, records=records, most=self.tells)
-        return self._new(hashes, keys, merged, found, before), merged.emitted
+        return self._new(hashes, keys, merged, exists, seqs), merged.emitted
 
-    def _fallen_due(
-        self, found: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
+    def _merge_due(
+        self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """What the state makes of some of the rows that fall due, without records."""
-        mine, nothing = pa.array(chosen), schema.empty_table()
-        keys = found.keys.filter(mine).select(self._key).cast(nothing.select(self._key).schema)
+        """Merge the chosen due rows without records. Returns the new rows and those emitted."""
+        mask, no_rows = pa.array(chosen), schema.empty_table()
+        keys = due_rows.keys.filter(mask).select(self._key).cast(no_rows.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
-        needed = nothing.select([*self._key, *self.state.needs])
-        merged = self.state_now.merge(needed, groups, keys, found.values.filter(mine))
-        there, hashes = np.ones(keys.num_rows, bool), found.keys[HASH].filter(mine)
-        return self._new(hashes, keys, merged, there, found.seqs[chosen]), merged.emitted
+        needed = no_rows.select([*self._key, *self.state.needs])
+        merged = self.state_now.merge(needed, groups, keys, due_rows.values.filter(mask))
+        exists, hashes = np.ones(keys.num_rows, bool), due_rows.keys[HASH].filter(mask)
+        return self._new(hashes, keys, merged, exists, due_rows.seqs[chosen]), merged.emitted
 
     def _new(
         self,
         hashes: pa.Array | pa.ChunkedArray,
         keys: pa.Table,
         merged: Merged,
-        found: npt.NDArray[np.bool_],
-        before: npt.NDArray[np.int64],
+        exists: npt.NDArray[np.bool_],
+        previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """The rows that the table gets of what the state made of these keys; `found` and `before` as of `of_keys`."""
+        """Return the rows to write for merged keys. `exists` and `previous_seqs` come from `LookUps.of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
-        # Nothing to remember of a key that was not there and is deleted.
-        write = ~(deleted & ~found) if merged.changed is None else merged.changed & ~(deleted & ~found)
+        # A deleted key that was not stored needs no tombstone.
+        write = ~(deleted & ~exists) if merged.changed is None else merged.changed & ~(deleted & ~exists)
         new = pa.table(
             [
                 hashes,
@@ -155,7 +157,7 @@ class Step:
                 *merged.values.columns,
                 pa.repeat(pa.scalar(self.seq, pa.int64()), count),
                 pa.array(deleted.astype(np.int8)),
-                pa.array(before),
+                pa.array(previous_seqs),
             ],
             names=[HASH, *keys.column_names, *merged.values.column_names, SEQ, OP, _PREVIOUS],
         )
@@ -163,18 +165,18 @@ class Step:
 
 
 def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
-    """Sort rows by (`_hash`, key) and tell which belong together. Keys are normalised: -0.0 is 0.0, NaN is one."""
+    """Sort rows by (`_hash`, key) and number their groups. Normalises keys: -0.0 becomes 0.0, all NaNs are equal."""
     rows = normalise_keys(rows, key)
     hashes = rows[HASH].to_numpy()
     order = np.argsort(hashes, kind="stable")
     rows = rows.take(pa.array(order)).combine_chunks()
     hashes = hashes[order]
-    # Rows of one hash, but for the first of them; nearly always they are of one key.
+    # Rows with the same hash as the row before; nearly always they have the same key, too.
     following = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
     begins = np.ones(rows.num_rows, bool)
     begins[following] = False
     if not _same_as_before(rows, key, following).all():
-        # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
+        # Two keys share a hash: rare enough to sort all rows again, by hash and key.
         rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
         begins[following[~_same_as_before(rows, key, following)]] = True
     ids = (np.cumsum(begins) - 1).astype(np.int32)
@@ -186,13 +188,13 @@ def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]
     return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)
 
 
-def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
-    """Which of these keys the batch has no row of."""
-    # Nearly no row of a batch has the hash of one that falls due, and these few are compared.
-    alike = np.isin(rows[HASH].to_numpy(), keys[HASH].to_numpy())
-    if not alike.any():
+def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the keys for which the batch has no row."""
+    # Few rows of a batch share a hash with a due row; only these are compared by key.
+    same_hash = np.isin(rows[HASH].to_numpy(), keys[HASH].to_numpy())
+    if not same_hash.any():
         return np.ones(keys.num_rows, bool)
-    batch = normalise_keys(rows.select([HASH, *names]).filter(pa.array(alike)), names).cast(keys.schema)
+    batch = normalise_keys(rows.select([HASH, *names]).filter(pa.array(same_hash)), names).cast(keys.schema)
     both = pa.concat_tables([batch, keys])
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(names))
     same = np.zeros(both.num_rows, bool)
@@ -200,11 +202,11 @@ def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.
     return ~same[batch.num_rows :]
 
 
-def _timed(rows: pa.Table, until_ms: int | None, *, again: bool) -> pa.Table:
-    """The rows, none of which falls due up to then: they do right after it or not at all; those deleted never."""
+def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
+    """Move due times up to `until_ms` to just after it, or to never without `due_again`. Deleted rows get none."""
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:
-        due = pc.if_else(pc.less_equal(due, until_ms), pa.scalar(until_ms + 1) if again else never, due)
-    at = rows.schema.get_field_index(DUE)
-    return rows.set_column(at, rows.schema.field(DUE), due)
+        due = pc.if_else(pc.less_equal(due, until_ms), pa.scalar(until_ms + 1) if due_again else never, due)
+    index = rows.schema.get_field_index(DUE)
+    return rows.set_column(index, rows.schema.field(DUE), due)

@@ -1,8 +1,7 @@
-"""Tell whether a topic of Kafka's is still the one whose offsets are kept under its name.
+"""Detect that a topic was deleted and created again, so that stored offsets mean other records.
 
-A topic that is deleted and made again has its name, and offsets that mean other records. Kafka gives each topic an id
-(KIP-516). Of brokers that give none, the leader epochs of the partitions stand for it: they never fall while a topic
-lives, and begin anew in one that is made again.
+Kafka gives each topic an id (KIP-516). For brokers without topic ids, the leader epochs of the partitions replace the
+id: they never fall while a topic exists, and begin at 0 in a new topic.
 """
 
 from collections.abc import Sequence
@@ -13,94 +12,100 @@ from ..store.versions.manifest import Manifest
 from .records import windows
 
 _EPOCHS = "~"
-"""Begins an id that is made of leader epochs."""
+"""Prefix of an id made of leader epochs."""
 NOT_KNOWN = "?"
-"""Stands in a `Reset` for the id of a former topic that nobody knew."""
+"""Id of a former topic in a `Reset`, if unknown."""
 
 
 class TopicState(NamedTuple):
-    """A topic as Kafka has it, by partition."""
+    """A topic's offsets by partition, and its id."""
 
     earliest: tuple[int, ...]
     ends: tuple[int, ...]
     id: str = ""
-    """Kafka's id of it, or its leader epochs as `id_of_epochs` has them; empty where the brokers say neither."""
+    """Kafka's topic id, or leader epochs as `id_of_epochs` encodes them; empty if the brokers report neither."""
 
     def holds(self, topic: str) -> str:
-        """Its offsets in words."""
+        """Return the topic's offsets as text."""
         return ", ".join(windows(topic, self.earliest, self.ends)) or "no records"
 
 
 def id_of_epochs(epochs: Sequence[int]) -> str:
-    """What stands for the id of a topic of which brokers only say leader epochs, by partition; -1 for none yet."""
-    return _EPOCHS + ",".join(str(max(0, epoch)) for epoch in epochs) if any(each >= 0 for each in epochs) else ""
+    """Encode leader epochs by partition as an id, for brokers without topic ids; -1 for no epoch yet."""
+    return _EPOCHS + ",".join(str(max(0, epoch)) for epoch in epochs) if any(epoch >= 0 for epoch in epochs) else ""
 
 
-def are_two(kept: str, now: str) -> bool:
-    """Whether these ids are of two topics, the second one the later. False also where one of them is not known."""
-    if not kept or not now or kept.startswith(_EPOCHS) != now.startswith(_EPOCHS):
+def are_two(stored: str, current: str) -> bool:
+    """Return True if the second id is of a later topic than the first; False if either is unknown."""
+    if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
-    if not kept.startswith(_EPOCHS):
-        return kept != now
-    before, after = (map(int, each.removeprefix(_EPOCHS).split(",")) for each in (kept, now))
-    return any(then is not None and (at is None or at < then) for then, at in zip_longest(before, after))
+    if not stored.startswith(_EPOCHS):
+        return stored != current
+    old_epochs, new_epochs = (map(int, topic_id.removeprefix(_EPOCHS).split(",")) for topic_id in (stored, current))
+    return any(old is not None and (new is None or new < old) for old, new in zip_longest(old_epochs, new_epochs))
 
 
 def is_known(topic_id: str) -> bool:
-    """Whether an id is Kafka's own."""
+    """Return True if an id is Kafka's own."""
     return bool(topic_id) and not topic_id.startswith(_EPOCHS)
 
 
-def id_in(at: Manifest, topic: str) -> str:
-    """The id of a topic that a version has read; empty where it is not known."""
-    return next((each.topic_id for each in at.inputs.values() if each.topic == topic), "")
+def id_in(manifest: Manifest, topic: str) -> str:
+    """Return the id of a topic that a version has read; empty if unknown."""
+    return next((source.topic_id for source in manifest.inputs.values() if source.topic == topic), "")
 
 
-def merged(kept: str, now: str) -> str:
-    """The id to keep of a topic that is the same: what Kafka says now, if that says more."""
-    return kept if is_known(kept) or not now else now
+def merged(stored: str, current: str) -> str:
+    """Return the id to store for an unchanged topic: Kafka's current id if the stored one is not Kafka's."""
+    return stored if is_known(stored) or not current else current
 
 
-def why_another(topic: str, kept: str, offsets: Sequence[int], now: TopicState) -> str:
-    """Why a topic is another one than the one of the id `kept`, which was read up to `offsets`.
+def why_another(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
+    """Explain why a topic is not the one with the id `stored`, which was read up to `offsets`.
 
-    A sentence that says what was there and what is there; empty where nothing says that it is another one.
+    Returns a sentence with the former and the current topic; empty if there is no evidence that the topic changed.
     """
-    count, stood = len(now.ends), tuple(offsets) + (0,) * (len(now.ends) - len(offsets))
-    short = count < len(offsets) or any(at > end for at, end in zip(stood, now.ends, strict=False))
-    if not are_two(kept, now.id) and (not short or (is_known(kept) and kept == now.id)):
+    count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
+    short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
+    if not are_two(stored, current.id) and (not short or (is_known(stored) and stored == current.id)):
         return ""
-    return described(topic, kept, offsets, now)
+    return described(topic, stored, offsets, current)
 
 
-def is_younger(offsets: Sequence[int], now: TopicState, since_read: Sequence[int], since_now: Sequence[int]) -> bool:
-    """Whether all that lies before where a topic was read is later than that, by the time stamps of its records.
+def is_younger(
+    offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
+) -> bool:
+    """Return True if all records below `offsets` were written after these were read, by their timestamps.
 
-    `since_read` has the first offset with a record of after it was read, by partition, `since_now` of after now; -1 for
-    none. A record of after now says nothing of when it came. For topics without known ids.
+    `since_read` has the first offset of a record newer than the read, by partition, `since_now` newer than now; -1 for
+    none. Records newer than now prove nothing about when they arrived. For topics without known ids.
     """
-    stands = [partition for partition, at in enumerate(offsets[: len(now.ends)]) if at > now.earliest[partition]]
-    return bool(stands) and all(
-        0 <= since_read[each] <= now.earliest[each] and not 0 <= since_now[each] <= now.earliest[each]
-        for each in stands
+    overlapping = [
+        partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]
+    ]
+    return bool(overlapping) and all(
+        0 <= since_read[partition] <= current.earliest[partition]
+        and not 0 <= since_now[partition] <= current.earliest[partition]
+        for partition in overlapping
     )
 
 
-def described(topic: str, kept: str, offsets: Sequence[int], now: TopicState) -> str:
-    """What was there and what is there, of a topic that was made again."""
+def described(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
+    """Return a sentence with the former and the current state of a topic that was created again."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
-        f"topic {topic!r} was deleted and made again: it was {_named(kept)} with {_partitions(len(offsets))}, read up "
-        f"to {read}; now it is {_named(now.id)} with {_partitions(len(now.ends))}, and holds {now.holds(topic)}"
+        f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "
+        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, with "
+        f"{current.holds(topic)}"
     )
 
 
-def _named(topic_id: str) -> str:
+def _id_text(topic_id: str) -> str:
     if not topic_id:
-        return "one without a known id"
+        return "no known id"
     if topic_id.startswith(_EPOCHS):
-        return f"one of leader epochs {topic_id.removeprefix(_EPOCHS)}"
-    return f"the one of id {topic_id}"
+        return f"leader epochs {topic_id.removeprefix(_EPOCHS)}"
+    return f"id {topic_id}"
 
 
 def _partitions(count: int) -> str:

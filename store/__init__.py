@@ -1,11 +1,10 @@
-"""Objects, manifests and SSTs: versions of one stage's state, and how they are written, found and read.
+"""Versions of one stage's state: object stores, manifests and SSTs, and writing, finding and reading them.
 
-Here: the object stores (S3, a folder, memory) behind `objects.ObjectStore`; manifests, their codec, the
-commit by compare-and-swap, epochs; SSTs, multi-get, cache, compaction; DuckDB relations over one version.
+Here: object stores (S3, a folder, memory) with one interface, `objects.ObjectStore`; manifests, their codec, the commit
+by compare-and-swap, epochs; SSTs, multi-get, cache, compaction; DuckDB relations over one version.
 
-Not here: anything about several stages at one moment (`snapshot`), Spark or Kafka (`pipeline`), the marker
-protocol (`chandy_lamport`). Importing this package loads none of boto3, pyarrow and duckdb: import the module
-that needs them.
+Not here: cuts across stages (`snapshot`), Spark or Kafka (`pipeline`), the marker protocol (`chandy_lamport`).
+Importing this package loads none of boto3, pyarrow and duckdb: import the module that needs them.
 """
 
 __all__ = ["compaction", "objects", "read", "sst", "versions"]

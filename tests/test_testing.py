@@ -163,8 +163,8 @@ def test_a_topic_that_the_app_does_not_read_is_refused_before_spark(memory_app: 
     [
         (object(), "a row is a object; expected a dictionary, text, bytes, None, or a Record"),
         (pa.table({"a": [1]}), "a row is a ChunkedArray; expected"),
-        ({"a": object()}, "a row cannot be written as JSON: object has no form in it"),
-        ({"a": {1, 2}}, "a row cannot be written as JSON: set has no form in it"),
+        ({"a": object()}, "a row cannot be written as JSON: object has no JSON form"),
+        ({"a": {1, 2}}, "a row cannot be written as JSON: set has no JSON form"),
     ],
 )
 def test_a_row_that_is_no_record_is_refused_before_spark(memory_app: sw.App, row: object, said: str) -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_app_is_refused_before_spark() -> None:
 
 @pytest.mark.usefixtures("no_spark")
 def test_a_kafka_in_memory_without_topics_is_refused_before_spark(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="is in the memory of this process, which has made no topic there") as raised:
+    with pytest.raises(Refused, match="is an in-memory Kafka of this process, and has no topic to read") as raised:
         shop().run(store=str(tmp_path), kafka=f"memory://{uuid4().hex}")
     assert "slackwater.testing.run" in raised.value.hint
 
@@ -188,5 +188,5 @@ def test_a_kafka_in_memory_without_topics_is_refused_before_spark(tmp_path: Path
 @pytest.mark.usefixtures("no_spark")
 def test_executors_elsewhere_do_not_reach_a_kafka_in_memory(tmp_path: Path, memory_kafka: MemoryKafka) -> None:
     memory_kafka.create_topics({"orders": 1})
-    with pytest.raises(Refused, match="executors of spark://nowhere:7077 do not reach it"):
+    with pytest.raises(Refused, match="which executors of spark://nowhere:7077 cannot reach"):
         shop().run(store=str(tmp_path), kafka=memory_kafka.address, master="spark://nowhere:7077")

@@ -1,6 +1,6 @@
-"""The verbs, by what they are about: each has its options, asks the library, and shows the result.
+"""The verbs, by subject: each has its options, calls the client, and shows the result.
 
-Not here: what a verb does, what its result looks like (`client.show`), and any heavy import at a module's top.
+Not here: what a verb does, how its result is shown (`client.show`), and heavy imports at a module's top.
 """
 
 _START = {"dev": "dev", **dict.fromkeys(("run", "init", "attach", "adopt"), "programs")}
@@ -35,6 +35,6 @@ SECTIONS = {
     "Repair": tuple(_REPAIR),
     "Operate": tuple(_OPERATE),
 }
-"""The headings of `--help`, and the verbs under each, in order."""
+"""Verbs by heading of `--help`, in order."""
 VERBS = _START | _LOOK | _FIND | _STAGE | _REPAIR | _OPERATE
-"""By verb, the module that has it under its name, which is imported when it is asked for."""
+"""Module by verb. A module is imported when its verb is first used."""

@@ -1,4 +1,4 @@
-"""`slackwater bisect`: find the commit, and its input, that made the state wrong."""
+"""`slackwater bisect`: find the commit, and its input record, that made the state wrong."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -71,7 +71,7 @@ def bisect(
     Then the batch is replayed on a local Spark to find the cause: one or several records, a new program, time, a
     watermark, a missing or duplicate record, or an operation.
     """
-    from ...client.searches import Reports, begun, in_folders
+    from ...client.searches import Reports, start_search, with_folders
     from ...client.show import values
     from ...snapshot.bisect.session import Asked
 
@@ -90,14 +90,14 @@ def bisect(
     reports.check()
     typed: Any = options
     edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
-    asked = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
-    if asked.by_hand:
-        hint = f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`"
-        raise Usage("nothing says what is wrong", hint=hint)
-    app, asked = session.app(app_name), in_folders(session.client, asked)
-    search = begun(session.client, asked)
+    question = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
+    if question.by_hand:
+        hint = f"or judge each moment yourself: `slackwater bisect start {app_name}`"
+        raise Usage("missing --where, --check, --python or --run", hint=hint)
+    app, question = session.app(app_name), with_folders(session.client, question)
+    search = start_search(session.client, question)
     app.note_input_gone()
-    _go_on(session, search, out, code, reports, replay=not no_replay, every=every)
+    _continue(session, search, out, code, reports, replay=not no_replay, every=every)
 
 
 @verb("slackwater bisect start flights --good flights@before-deploy", of=words)
@@ -111,11 +111,11 @@ def start(
 
     Answer with `bisect good`, `bad` or `skip`; each shows the next moment, until one commit is left.
     """
-    from ...client.searches import begun, in_folders
+    from ...client.searches import start_search, with_folders
     from ...snapshot.bisect.session import Asked
 
-    asked = in_folders(session.client, Asked(app_name, good=good, bad=bad))
-    _go_on(session, begun(session.client, asked))
+    question = with_folders(session.client, Asked(app_name, good=good, bad=bad))
+    _continue(session, start_search(session.client, question))
 
 
 @verb("slackwater bisect good flights", of=words)
@@ -140,9 +140,9 @@ def skip(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
 
 
 def _answer(session: Session, app_name: str, answer: "Answer", refs: list[str] | None) -> None:
-    from ...client.searches import answered
+    from ...client.searches import record_answer
 
-    _go_on(session, answered(session.client, app_name, answer, refs or []))
+    _continue(session, record_answer(session.client, app_name, answer, refs or []))
 
 
 @verb("slackwater bisect log flights > search.log", of=words)
@@ -156,18 +156,18 @@ def log(session: Session, app_name: str = APP) -> None:
 @verb("slackwater bisect replay search.log", of=words, kafka=True)
 def replay(session: Session, file: Path = argument("FILE", "Output of `bisect log`, edited if needed.")) -> None:
     """Replace the app's search by the answers of a saved log, and continue."""
-    from ...client.searches import of_log
+    from ...client.searches import search_of_log
 
-    _go_on(session, of_log(session.client, file))
+    _continue(session, search_of_log(session.client, file))
 
 
 @verb("slackwater bisect explain flights", of=words)
 def explain(session: Session, app_name: str = APP) -> None:
     """Show the answer, duration and reason of each moment of the search."""
-    from ...client.searches import of_app
+    from ...client.searches import read_search
     from ...client.show import verdict
 
-    session.show(verdict.explained(of_app(session.client, app_name)))
+    session.show(verdict.explained(read_search(session.client, app_name)))
 
 
 @verb("slackwater bisect reset flights", of=words)
@@ -178,7 +178,7 @@ def reset(session: Session, app_name: str = APP) -> None:
     session.show(forget(app_name, lambda: session.client))
 
 
-def _go_on(
+def _continue(
     session: Session,
     search: "KeptSearch",
     out: Path | None = None,
@@ -188,9 +188,9 @@ def _go_on(
     replay: bool = False,
     every: bool = False,
 ) -> None:
-    """Search, and show the verdict or what a person is to look at."""
+    """Continue the search, and show the verdict or the moment that the user must judge next."""
     from ...client.replays import cause_behind, programs_of
-    from ...client.searches import clone_name, go_on
+    from ...client.searches import clone_name, continue_search
     from ...client.show import values
     from ...client.show import verdict as shown
 
@@ -202,25 +202,25 @@ def _go_on(
             line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
             progress(line, f"{formats.bar(step.number, step.total)}  {line}")
 
-        verdict = go_on(client, search, on_step)
+        verdict = continue_search(client, search, on_step)
     if isinstance(verdict, Result):
         session.show(verdict)
         return
     codes = programs_of(client, verdict, code or []) if replay else None
     if codes and not verdict.candidates:
-        # Whatever becomes of the replay: this is known by now.
+        # Known now, whatever the replay does.
         session.note(f"{shown.sentence(verdict)} ({verdict.bad_ref})")
     with session.progress() as progress:
-        behind = cause_behind(client, verdict, codes, progress)
+        explanation = cause_behind(client, verdict, codes, progress)
     if out is not None:
-        table, why = shown.for_file(verdict, behind, every=every)
+        table, why = shown.for_file(verdict, explanation, every=every)
         if table is not None:
             values.write(table, out)
         else:
-            session.note(f"note: {why}, and {out} is not written")
+            session.note(f"note: {out} was not written: {why}")
     clone = clone_name(client, verdict)
-    session.show(shown.verdict(verdict, behind, out, edge, clone, every=every))
+    session.show(shown.verdict(verdict, explanation, out, edge, clone, every=every))
     if reports is not None:
-        reports.write(client, verdict, behind)
+        reports.write(client, verdict, explanation)
     if verdict.candidates:
         raise typer.Exit(2)

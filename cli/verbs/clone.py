@@ -1,4 +1,4 @@
-"""`slackwater clone`: a new app from a moment of another; the clones that there are, made anew, and removed."""
+"""`slackwater clone`: create, list, refresh and remove clones."""
 
 from collections.abc import Callable
 from typing import Unpack
@@ -43,8 +43,8 @@ def clone(
     try:
         with session.progress() as progress:
             on_progress, app = _copying(progress, name), session.app(source)
-            made = app.cloned(source, name, to, ttl or 0, options, dry_run=dry_run, on_progress=on_progress)
-        session.show(made)
+            result = app.cloned(source, name, to, ttl or 0, options, dry_run=dry_run, on_progress=on_progress)
+        session.show(result)
     except NotFound as error:
         if error.what == "app" and session.store_option and not to:
             error.hint += "; --store is where the source is, --to says where the clone goes"

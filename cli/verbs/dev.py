@@ -1,4 +1,4 @@
-"""`slackwater dev`: Kafka and S3 on this machine, to develop and try things with."""
+"""`slackwater dev`: Kafka and S3 on this machine, for development."""
 
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,15 @@ def up(
         servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
     status = servers.status()
-    for each in status:
-        was = "started" if each.name in started else "was running already"
-        session.note(f"{each.name} {was} on {each.address}, data in {_short(each.data)}")
+    for server in status:
+        was = "started" if server.name in started else "was running already"
+        session.note(f"{server.name} {was} on {server.address}, data in {_short(server.data)}")
     lines = [*servers.env_file.read_text(encoding="utf-8").splitlines()]
     data = {"started": started, "servers": status, "environment": servers.environment()}
     result = Result(data | {"env_file": str(servers.env_file)}, *lines)
     source = f"source {_short(str(servers.env_file))}"
     if terminal.is_terminal() and not session.as_json:
-        # Nobody takes them over here: a person reads.
+        # On a terminal nothing evaluates the lines, so tell the user what to do with them.
         session.note("")
         result.blocks = (Title(f"To use them, type these lines, or just: {source}"), *lines)
     else:
@@ -86,15 +86,15 @@ def down(
     with session.progress() as progress:
         servers = DevServers(folder, tell=progress)
         if dry_run:
-            stopped = tuple(each.name for each in servers.status() if each.state != "stopped")
+            stopped = tuple(item.name for item in servers.status() if item.state != "stopped")
             deleted = servers.purgeable() if purge else ()
         else:
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
-    none = f"no server of {folder.absolute()} runs; --folder names another"
+    none = f"no development server of {folder.absolute()} is running; --folder names another folder"
     lines = [f"{name} {would}stopped" for name in stopped] or [none]
-    lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
+    lines += [f"{_short(item.path)} ({formats.size(item.bytes)}) {would}deleted" for item in deleted]
     session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
 
@@ -104,8 +104,8 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
     from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()
-    logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    ages = ((each, instants.age(each.started_ms) if each.started_ms else "-") for each in servers)
+    logs = (f"log of {server.name}: {_short(server.log)}" for server in servers if server.state != "stopped")
+    ages = ((server, instants.age(server.started_ms) if server.started_ms else "-") for server in servers)
     size = formats.size
     rows = (
         (s.name, s.state, s.address or "-", str(s.pid or "-"), age, size(s.data_bytes), _short(s.data))
@@ -116,6 +116,6 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
 
 def _short(path: str) -> str:
-    """The path as one would type it here."""
+    """Return a path relative to the current folder, if it is inside."""
     inside = Path(path).is_relative_to(Path.cwd())
     return str(Path(path).relative_to(Path.cwd())) if inside else path

@@ -1,4 +1,4 @@
-"""Verbs for the day on which a store is lost: replicate an app elsewhere, and recover it from there."""
+"""Verbs for disaster recovery: replicate an app to another store, and recover it there."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +64,7 @@ def replicate(
 
     copies = app.replicator(to, workers=workers)
     if copies.reader is None:
-        session.note("note: nothing says where Kafka is, so records on the way are not kept (--kafka)")
+        session.note("note: no Kafka configured (--kafka), so in-flight records are not replicated")
     observed = None
     if metrics is not None:
         from ...operations.disaster_recovery.replica_metrics import ReplicaMetrics

@@ -1,4 +1,4 @@
-"""Verbs that change what is stored: rewind, promote, edit, forget, rescale, retire, protect, compact, gc, app rm."""
+"""Verbs that change stored state: rewind, promote, edit, forget, rescale, retire, protect, compact, gc, app rm."""
 
 import os
 from contextlib import suppress
@@ -28,11 +28,11 @@ from ..options import (
     Many,
     argument,
     flag,
-    keys_asked,
     option,
+    parse_keys,
     span,
 )
-from ..session import Session, group, now_and_then, verb
+from ..session import Session, group, throttled, verb
 
 
 @verb(
@@ -83,8 +83,10 @@ def promote(
 ) -> None:
     with session.progress() as progress:
         if bool(staging) == options["back"]:
-            raise Usage("give either STAGING or --back: who gets the name is an app, or the one that had it before")
-        # The name goes back from the app that has it, and else to the one that is promoted.
+            raise Usage(
+                "give either STAGING or --back: STAGING gets the name, --back returns it to the app that had it before"
+            )
+        # With --back, the app that has the name gives it back; otherwise the clone takes it.
         app, name = (session.app(over), "") if options["back"] else (session.app(staging), over)
         done = app.promote(name, on_wait=progress, **options)
     session.show(done)
@@ -167,30 +169,30 @@ def compact(
     if options["dry_run"]:
         session.show(app.compact(stages, **options))
         return
-    # Not everywhere can a process give way.
+    # Not every platform can lower the priority.
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 10)
     if not watch:
         with session.progress() as progress:
-            done = app.compact(stages, on_version=lambda one: progress(compacted_line(one)), **options)
+            done = app.compact(stages, on_version=lambda version: progress(compacted_line(version)), **options)
         session.show(done)
         return
     from ...pipeline.run.stopping import stop_signals
 
     every_s = every / 1_000
-    again = f"trying again in {every_s:g} s"
+    retry_note = f"trying again in {every_s:g} s"
 
     def put_off(stage: str, error: Exception) -> None:
-        session.note(f"compaction of {app.name}/{stage} put off; {again}")
+        session.note(f"compaction of {app.name}/{stage} put off; {retry_note}")
         session.failure(error)
 
-    # Only what watches ends in order; else these end the process as always.
+    # Without --watch, a signal ends the process immediately.
     with stop_signals() as stop:
         app.compactor(stages, options["threads"], stop).watch(
             every_s,
             on_version=lambda done: session.show(Result(done, compacted_line(done))),
             failed=put_off,
-            away=lambda error: session.note(f"{error.message}; {again}"),
+            away=lambda error: session.note(f"{error.message}; {retry_note}"),
         )
 
 
@@ -272,8 +274,8 @@ def archive(
     before the archive was turned on. Resumable.
     """
     with session.progress() as progress:
-        found = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)
-    session.show(found)
+        result = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)
+    session.show(result)
 
 
 @verb(
@@ -293,13 +295,13 @@ def forget(
     give_up: bool = flag("--give-up", "Abandon an interrupted forget whose keys are lost."),
     **options: Unpack[ForgetOptions],
 ) -> None:
-    app, asked = session.app(where), keys_asked(where, words, key or [], options["files"])
+    app, keys = session.app(where), parse_keys(where, words, key or [], options["files"])
     if give_up:
-        if asked or options["files"]:
-            raise Usage("--give-up takes no keys: who has them types the forget again, and it is finished")
+        if keys or options["files"]:
+            raise Usage("--give-up takes no keys; with the keys, run the same forget again to finish it")
         session.show(app.give_up_forgetting())
         return
 
     with session.progress() as progress:
-        done = app.forget(asked, on_progress=now_and_then(progress), **options)
+        done = app.forget(keys, on_progress=throttled(progress), **options)
     session.show(done)

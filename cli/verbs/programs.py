@@ -1,4 +1,4 @@
-"""Verbs by which state comes to be: run, attach, adopt, init, migrate."""
+"""Verbs that create state from programs and queries: run, attach, adopt, init, migrate."""
 
 import os
 import time
@@ -75,7 +75,7 @@ def run(
     current batch is finished, or discarded after some seconds; a second Ctrl-C discards it at once. A second runner of
     a stage takes it over: the first is fenced and exits.
     """
-    by_settings = session.settings.run_options()  # first says what is missing
+    by_settings = session.settings.run_options()  # raises early if a setting is missing
     from ...pipeline.run.options import gc_every_ms
     from ...pipeline.run.stopping import stop_signals
 
@@ -94,7 +94,7 @@ def run(
     with reporting(session) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
-            # Spark's Python side takes a second or two.
+            # Importing PySpark takes a second or two.
             from ...pipeline.listener import Listener, Listeners
             from ...pipeline.run.program import run_file
 
@@ -112,13 +112,13 @@ def run(
 def _with_spark(
     session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
 ) -> "Options":
-    """The options, with what was said to Spark. Notes secrets among it. Raises `Usage`, and `NotFound` for a file."""
+    """Return the options with Spark's settings; note secrets in them. Raises `Usage`, and `NotFound` for a file."""
     from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
-        instead = "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        why = "a secret on the command line can be read by everybody on this machine (`ps`)"
+        instead = "slackwater does not need it there; for other uses, put it into spark-defaults.conf"
+        why = "a secret on the command line is visible to every user of this machine (`ps`)"
         session.note(f"{', '.join(secrets)}: {why}; {instead}")
     files = check_py_files(file for files in py_files or () for file in files.split(","))
     return replace(options, master=master, spark_conf=spark_conf, py_files=files)
@@ -168,7 +168,7 @@ def attach(
         master=master,
         spark_conf=settings_of(conf or ()),
     )
-    # The query goes first, where both are on one machine.
+    # On a shared machine, the query has priority.
     os.nice(10)
     with stop_signals() as stop, stop.at_once():
         with session.progress() as progress:
@@ -251,10 +251,10 @@ def adopt(
         with session.progress() as progress:
             progress(starting)
         compared = differing = 0
-        with attaching.shadow_of(session.client, query, **settings) as beside:
+        with attaching.shadow_of(session.client, query, **settings) as comparison:
             while not stop.is_set() and compared != batches:
-                for batch in beside.round():
-                    session.show(shown.shadowed(batch, beside.equal, beside.equal_ms))
+                for batch in comparison.round():
+                    session.show(shown.shadowed(batch, comparison.equal, comparison.equal_ms))
                     compared += 1
                     differing += batch.different is not None
                     if stop.is_set() or compared == batches:
@@ -289,13 +289,13 @@ def init(
     from ...client.show.programs import initialised
 
     app, _ = session.stage(stage)
-    program = session.client.program_of(app.name, code, "declares the table")
+    program = session.client.program_of(app.name, code, "that declares the table")
     last_s, is_sorted = 0.0, False
     with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")
 
         def on_progress(so_far: "Loaded") -> None:
-            """Rows read, and from when they are sorted a bar of those written."""
+            """Show the number of rows read; once they are sorted, a bar of the rows written."""
             nonlocal last_s, is_sorted
             rows = formats.plural(so_far.read, "row")
             line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""
@@ -339,7 +339,7 @@ def migrate(
     run_options = _with_spark(session, by_settings, master, conf, py_files)
     with reporting(session) as reporter:
         reporter.doing(f"loading {file}")
-        # Spark's Python side takes a second or two.
+        # Importing PySpark takes a second or two.
         from ...client.show.programs import migrated
         from ...operations.program_changes.program import migrate_file
 

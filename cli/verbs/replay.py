@@ -1,4 +1,4 @@
-"""Verbs that run batches of history again, here, and compare: replay, check."""
+"""Verbs that run past batches again on this machine and compare the results: replay, check."""
 
 from bdb import BdbQuit
 from contextlib import ExitStack
@@ -44,10 +44,12 @@ def replay(
     from ...client.show.programs import replayed
     from ...operations.debugging.replay.compare import compare
 
-    given, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
-    if given is not None and (bundle is not None or key):
-        raise Usage(f"{given} is a bundle already: it has the keys it has", hint="give a ref, as APP/STAGE@VERSION")
-    if given is None and bundle is None and pytest is not None:
+    existing_bundle, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
+    if existing_bundle is not None and (bundle is not None or key):
+        raise Usage(
+            f"{existing_bundle} is a bundle, which has its keys already", hint="give a ref, as APP/STAGE@VERSION"
+        )
+    if existing_bundle is None and bundle is None and pytest is not None:
         written = pytest.with_suffix(_ZIP)
     if written is not None and written.suffix != _ZIP:
         raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
@@ -58,32 +60,36 @@ def replay(
     with ExitStack() as until_done:
         with session.progress() as progress:
             progress(STARTING)
-            opened = batch_in(given, code) if given else batch_of(session.client, ref, code, key_values(key))
+            opened = (
+                batch_in(existing_bundle, code)
+                if existing_bundle
+                else batch_of(session.client, ref, code, key_values(key))
+            )
             batch, sent, only = until_done.enter_context(opened)
-        # Nothing is drawn from here on: a debugger may have the terminal.
+        # No progress from here on: a debugger may use the terminal.
         if stop:
             from ...operations.debugging.replay.program import stop_in
 
-            # Not before: its function ran once already, to see what columns it gives.
+            # Only now: the function already ran once, to derive its columns.
             session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
         try:
-            found = compare(batch, sent, only)
+            comparison = compare(batch, sent, only)
         except Refused as error:
-            if isinstance(error.__cause__, BdbQuit):  # whoever leaves the debugger leaves the verb
+            if isinstance(error.__cause__, BdbQuit):  # quitting the debugger ends the verb
                 raise typer.Exit(_LEFT_DEBUGGER) from None
             raise
         if written is not None:
             from ...operations.debugging.replay.bundle import write
             from ...operations.debugging.replay.bundled import capture
 
-            write(capture(batch, found, sent, only), written)
+            write(capture(batch, comparison, sent, only), written)
     if pytest is not None:
         from ...operations.debugging.replay.expectation import write_test
 
-        # Without --code, a test of a bundle that was there runs the program in it.
-        program = None if given is not None and code is None else batch.program.app.file
-        write_test(pytest, written or Path(ref), program, found)
-    session.show(replayed(found, written, pytest))
+        # Without --code, the test of an existing bundle runs the program in the bundle.
+        program = None if existing_bundle is not None and code is None else batch.program.app.file
+        write_test(pytest, written or Path(ref), program, comparison)
+    session.show(replayed(comparison, written, pytest))
 
 
 @verb(
@@ -100,5 +106,5 @@ def check(
     from ...client.replays import check as check_program
 
     with session.progress() as progress:
-        found = check_program(session.client, file, app_name, options, progress)
-    session.show(found)
+        result = check_program(session.client, file, app_name, options, progress)
+    session.show(result)

@@ -1,4 +1,4 @@
-"""Verbs that give rows of a moment: query, sql, get, export, rejected."""
+"""Verbs that return rows of a moment: query, get, export, rejected."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ def query(
     """
     if ui:
         if sql is not None or out is not None:
-            raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
+            raise Usage("--ui shows all tables of a moment", hint="omit the SQL and --out")
         _show_page(session, ref)
         return
     no_user_code()
@@ -65,44 +65,44 @@ def query(
                 f"--out {out} goes with a query", hint=f'such as "FROM TABLE"; or slackwater export {ref} {out}'
             )
     if server:
-        _ask(session, server, ref, sql, out, limit)
+        _query_server(session, server, ref, sql, out, limit)
         return
     moment = session.client.moment(ref, "shown")
     if sql is None:
         session.show(rows.tables(moment.cut))
         return
-    found, others = moment.answer(sql)
+    table, other_cuts = moment.answer(sql)
     if out is None:
-        session.show(rows.rows(found, others, moment.cut, limit))
+        session.show(rows.rows(table, other_cuts, moment.cut, limit))
         return
-    values.write(found, out)
-    written = {"file": out, "rows": found.num_rows, "thinned_out": moment.thinned_out}
-    session.show(Result(written, f"{formats.plural(found.num_rows, 'row')} in {out}"))
+    values.write(table, out)
+    written = {"file": out, "rows": table.num_rows, "thinned_out": moment.thinned_out}
+    session.show(Result(written, f"{formats.plural(table.num_rows, 'row')} in {out}"))
 
 
-def _ask(session: Session, server: str, ref: str, sql: str | None, out: Path | None, limit: int) -> None:
-    """What `query` does, of a server."""
+def _query_server(session: Session, server: str, ref: str, sql: str | None, out: Path | None, limit: int) -> None:
+    """Query a server instead of the store."""
     from ...client import open as opened
     from ...client.show import rows, values
 
-    with opened(server) as asked:
-        moment: Any = asked.moment(ref, "shown")  # a server's: it gives what is said beside rows as data
+    with opened(server) as connection:
+        moment: Any = connection.moment(ref, "shown")  # a ServedMoment, whose answer has metadata
         if sql is None:
-            tables = [{"table": name, "columns": each} for name, each in moment.tables.items()]
+            tables = [{"table": name, "columns": columns} for name, columns in moment.tables.items()]
             session.show(Result(tables, rows.columns_table(moment.tables)))
             return
-        found, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
+        table, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
         if about["cut_off"] and (out is not None or not limit):
-            raise Usage(f"there are more than {found.num_rows:,} rows, the most of a server", hint="add a LIMIT")
+            raise Usage(f"the query returns more than {table.num_rows:,} rows, the server's limit", hint="add a LIMIT")
     if out is None:
-        session.show(rows.rows_with(found, about, 0))
+        session.show(rows.rows_with(table, about, 0))
     else:
-        values.write(found, out)
-        session.show(Result({"file": out, "rows": found.num_rows}, f"{formats.plural(found.num_rows, 'row')} in {out}"))
+        values.write(table, out)
+        session.show(Result({"file": out, "rows": table.num_rows}, f"{formats.plural(table.num_rows, 'row')} in {out}"))
 
 
 def _show_page(session: Session, ref: str) -> None:
-    """Serve the page until Ctrl-C or SIGTERM."""
+    """Serve DuckDB's page until Ctrl-C or SIGTERM."""
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.query.export import check_page, page
 
@@ -110,9 +110,9 @@ def _show_page(session: Session, ref: str) -> None:
     moment = session.client.moment(ref, "shown")
     with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
         written = moment.write(Path(folder) / f"{moment.cut.app}.duckdb")
-        with page(written.path) as words:
-            shown = {"page": words, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
-            session.show(Result(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it"))
+        with page(written.path) as url:
+            shown = {"page": url, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
+            session.show(Result(shown, f"{ref}: {url}; changes made there are discarded, and Ctrl-C ends it"))
             stop.wait()
 
 
@@ -136,8 +136,8 @@ def get(
 
     check_table(ref, key)
     moment, table = session.client.moment_of_table(ref, "read")
-    found = moment.look_up(table, key_values(key))
-    session.show(row(*found, table, key, verbose=verbose))
+    lookup = moment.look_up(table, key_values(key))
+    session.show(row(*lookup, table, key, verbose=verbose))
 
 
 @verb(
@@ -177,12 +177,12 @@ def export(
         from .transfer import export_iceberg
 
         if to is not None or force:
-            raise Usage("--iceberg writes no file", hint="leave DIR, FILE and --force away")
+            raise Usage("--iceberg writes no file", hint="omit DIR, FILE and --force")
         export_iceberg(session, ref, iceberg, table or (), every, keep)
         return
     if to is None or every is not None:
-        wanted = "name the folder or the DuckDB file to write, or a place for Iceberg tables: --iceberg ROOT"
-        raise Usage("nothing says where to export to" if to is None else "--every goes with --iceberg", hint=wanted)
+        usage_hint = "name the folder or the file to write, or write Iceberg tables: --iceberg ROOT"
+        raise Usage("missing argument DIR or FILE" if to is None else "--every goes with --iceberg", hint=usage_hint)
 
     moment = session.client.moment(ref, "exported")
     with session.progress() as progress:

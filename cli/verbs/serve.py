@@ -1,4 +1,4 @@
-"""Verbs that let others ask: serve, token."""
+"""Verbs that serve apps to others: serve, mcp, token."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +57,7 @@ def serve(
     describes the API. Instances are stateless: run any number over one store.
     """
     if values and not mcp:
-        raise Usage("--values says what agents are shown, and none are served", hint="give --mcp with it")
+        raise Usage("--values applies to agents, and none are served", hint="add --mcp")
     _check_installed(mcp=mcp)
     from ...serve.audit import write_to
     from ...serve.server import Listening, ServeInstance
@@ -75,8 +75,8 @@ def serve(
 
 
 def _check_reachable(session: Session, listening: "Listening") -> None:
-    """Raise `Refused` where others reach the server and nobody has a token; note where nothing is encrypted."""
-    with suppress(Unavailable):  # it serves once the store is there
+    """Raise `Refused` if other machines can reach the server and no token exists; warn without TLS."""
+    with suppress(Unavailable):  # the server starts even if the store is unreachable
         if not session.client.tokens():
             raise Refused(
                 f"others can reach {listening.host}, so each request needs a token, and the store has none",
@@ -123,17 +123,17 @@ def _check_installed(*, mcp: bool) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"a server needs {', '.join(missing)}", hint=installing("serve"))
+        raise Refused(f"`slackwater serve` needs {', '.join(missing)}", hint=installing("serve"))
     if mcp and find_spec("mcp") is None:
         raise Refused("serving agents needs mcp", hint=installing("serve,agents"))
 
 
 def _programs(code: Many) -> dict[str, Path]:
-    """By app, the file of the program. Raises `Usage`, and `NotFound` for a file."""
-    found = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
-    for file in found.values():
+    """Return the program's file by app. Raises `Usage`, and `NotFound` for a file."""
+    files = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
+    for file in files.values():
         program_file(file)
-    return found
+    return files
 
 
 token = group(

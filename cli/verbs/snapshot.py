@@ -25,13 +25,13 @@ _APP = argument("APP", "Name of the app, or APP@NAME.")
 _NAME = argument("NAME", "Name of the snapshot.", None)
 
 
-def _which(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
-    """The app and the snapshot, said as two words or as a ref. Raises `Usage` where it is neither."""
+def _snapshot_of(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
+    """Return the app and snapshot name, given as two words or as a ref. Raises `Usage` unless one name is given."""
     app_name, _, named = app.partition("@")
     if bool(named) == bool(name):
-        words, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
+        typed, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
         hint = f"slackwater snapshot list {app_name} shows them"
-        raise Usage(f"{words!r} does not say which snapshot; {expected}", hint=hint)
+        raise Usage(f"{typed!r} does not say which snapshot; {expected}", hint=hint)
     return session.app(app_name), named or str(name)
 
 
@@ -59,9 +59,11 @@ def take(
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with session.progress() as progress:
-        on_look = _on_look(progress, f"snapshot {name} of {app_name}")
-        taken = session.app(app_name).take(name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_look=on_look)
-    session.show(taken)
+        on_look = _progress_of(progress, f"snapshot {name} of {app_name}")
+        result = session.app(app_name).take(
+            name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_look=on_look
+        )
+    session.show(result)
 
 
 @verb("slackwater snapshot list flights", of=snapshot, name="list")
@@ -73,7 +75,7 @@ def list_(session: Session, app_name: str = APP) -> None:
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
 def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> None:
     """Show a snapshot's versions, input offsets and in-flight records."""
-    app, name = _which(session, app_name, name)
+    app, name = _snapshot_of(session, app_name, name)
     session.show(app.describe(name))
 
 
@@ -89,13 +91,13 @@ def rm(
 
     The versions stay in the history until retention removes them.
     """
-    app, name = _which(session, app_name, name)
+    app, name = _snapshot_of(session, app_name, name)
     session.show(app.remove_snapshot(name, force=force, dry_run=dry_run))
 
 
-def _on_look(progress: Progress, title: str) -> "Callable[[SnapshotProgress], None]":
-    """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
-    before: dict[str, tuple[str, str]] = {}
+def _progress_of(progress: Progress, title: str) -> "Callable[[SnapshotProgress], None]":
+    """Return a function that shows the stages' answers: a line for each new answer, and a table of all."""
+    previous: dict[str, tuple[str, str]] = {}
 
     def on_look(look: "SnapshotProgress") -> None:
         rows, news = [], []
@@ -103,9 +105,9 @@ def _on_look(progress: Progress, title: str) -> "Callable[[SnapshotProgress], No
             markers, recorded = ", ".join(answer.awaited), "…" if answer.version is None else f"v{answer.version}"
             marker = "not seen" if answer.version is None else f"awaits {markers}" if markers else "passed on"
             rows.append((stage, marker, recorded, instants.when(answer.head_ms)))
-            if answer.version is not None and before.get(stage) != (marker, recorded):
+            if answer.version is not None and previous.get(stage) != (marker, recorded):
                 news.append(f"{stage} recorded {recorded}{f', awaits the marker on {markers}' if markers else ''}")
-            before[stage] = marker, recorded
+            previous[stage] = marker, recorded
         waited = "" if look.complete else f": {look.waited_s:.1f} s"
         for line in news or [""]:
             progress(line, title + waited, TableBlock.of(("stage", "marker", "recorded", "last commit"), rows))

@@ -1,4 +1,4 @@
-"""Verbs that tell how far an app is and what has happened: status, log, history, diff, verify."""
+"""Verbs that show the state and history of an app: status, log, history, diff, verify."""
 
 import time
 from contextlib import nullcontext
@@ -19,13 +19,13 @@ from ..options import (
     argument,
     flag,
     key_values,
-    keys_asked,
     option,
+    parse_keys,
     program,
     span,
 )
 from ..quick import no_user_code
-from ..session import Session, now_and_then, verb
+from ..session import Session, throttled, verb
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -124,12 +124,12 @@ def history(
     from ...client.show.history import key_history as shown
 
     app, table = session.table(table_name, key)
-    found = app.history(table, key_values(key), limit=limit).found
-    behind = None
-    if why and found.changes:
+    key_history = app.history(table, key_values(key), limit=limit).found
+    records = None
+    if why and key_history.changes:
         with session.progress() as progress:
-            behind = records_behind(session.client, found, code, progress)
-    session.show(shown(found, " ".join(key), behind, limit=limit, verbose=verbose))
+            records = records_behind(session.client, key_history, code, progress)
+    session.show(shown(key_history, " ".join(key), records, limit=limit, verbose=verbose))
 
 
 @verb(
@@ -162,14 +162,19 @@ def diff(
         names_table = "/" in ref.partition("@")[0]
         return client.moment_of_table(ref, "compared") if names_table else (client.moment(ref, "compared"), "")
 
-    (other, second), (one, first) = read(session.client.beside(to), after), read(session.client, before)
-    # A stage without a table, or two of them, are a way to name moments.
-    named = {first, second} & {*one.cut.tables, *other.cut.tables}
+    (second_moment, second), (first_moment, first) = (
+        read(session.client.beside(to), after),
+        read(session.client, before),
+    )
+    # Refs of two different stages, or of a stage without a table, only name moments.
+    named = {first, second} & {*first_moment.cut.tables, *second_moment.cut.tables}
     options["table"] = options["table"] or (named.pop() if len(named) == 1 else "")
-    found = one.diff(other, **options)
+    difference = first_moment.diff(second_moment, **options)
     if out is not None:
-        values.write(values.stacked(found.found), out)
-    session.show(shown(found.refs, found.cuts, found.found, with_rows=not stat, with_values=not keys, out=out))
+        values.write(values.stacked(difference.found), out)
+    session.show(
+        shown(difference.refs, difference.cuts, difference.found, with_rows=not stat, with_values=not keys, out=out)
+    )
 
 
 @verb(
@@ -200,15 +205,15 @@ def verify(
 
     if forgotten != bool(key or options["files"] or words):
         raise Usage(
-            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: nothing stored says which "
-            "keys they were"
+            "--forgotten goes with a key, as APP/TABLE KEY, --key TABLE=KEY, or --keys FILE: the store has no record "
+            "of the forgotten keys"
         )
     if forgotten:
-        asked = keys_asked(ref, words, key or [], options["files"])
+        keys = parse_keys(ref, words, key or [], options["files"])
         with session.progress() as progress:
-            session.show(session.app(ref).verify_forgotten(asked, on_progress=now_and_then(progress), **options))
+            session.show(session.app(ref).verify_forgotten(keys, on_progress=throttled(progress), **options))
         return
 
     with session.progress() as progress:
-        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=now_and_then(progress))
+        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=throttled(progress))
     session.show(verification(report))

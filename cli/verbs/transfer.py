@@ -11,7 +11,7 @@ from ..session import Session, repeat
 def export_iceberg(
     session: Session, ref: str, root: str, tables: Collection[str], every_ms: int | None, keep_ms: int
 ) -> None:
-    """Write them; with `every_ms`, again and again until Ctrl-C or SIGTERM. What is the same then is not shown."""
+    """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, showing only changes."""
     from ...client.iceberg import IcebergTables
     from ...client.show.rows import iceberg_tables
     from ...pipeline.run.stopping import stop_signals
@@ -26,7 +26,7 @@ def export_iceberg(
         done = to.write(cut)
         if first:
             to.record(cut.app)
-        if first or any(each.moved for each in done):
+        if first or any(table.moved for table in done):
             session.show(iceberg_tables(done, cut, ref, to.root))
 
     if every_ms is None:

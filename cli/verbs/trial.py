@@ -1,4 +1,4 @@
-"""`slackwater trial`: a release tried on production's own traffic."""
+"""`slackwater trial`: test a release on production's own input."""
 
 from pathlib import Path
 from typing import Unpack
@@ -39,7 +39,7 @@ def trial(
     reports = Reports(report, md, show_values, alone=True)
     reports.check()
     with session.progress() as progress:
-        found = session.app(app_name).trial(
+        result = session.app(app_name).trial(
             code,
             start=start,
             end=to,
@@ -52,4 +52,4 @@ def trial(
             on_progress=progress,
             **options,
         )
-    session.show(found)
+    session.show(result)

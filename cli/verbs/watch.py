@@ -1,4 +1,4 @@
-"""`slackwater watch`: standing invariants of an app, evaluated beside it."""
+"""`slackwater watch`: evaluate an app's invariants while the app runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,9 +55,9 @@ def watch(
 
 
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
-    """Whether all that is due holds; tells what was found, and does what is to be done about it.
+    """Evaluate the invariants that are due, show and handle failures. Returns True if all hold.
 
-    Reports go to `folder`; without it, no commit is searched for.
+    Reports go to `folder`; None skips the search for the commit.
     """
     from ...client.show import verdict as shown
 
@@ -71,7 +71,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
     for result in look.news:
         invariant, name = result.invariant, result.invariant.name
         if result.error is not None:
-            session.note(f"{name} cannot be asked: {result.error.message}")
+            session.note(f"{name} cannot be evaluated: {result.error.message}")
         if result.rows is not None and result.state == "fails":
             if not session.as_json:
                 session.show(Result(None, *shown.failing(result.rows, invariant, look)))
@@ -88,7 +88,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
-    """What broke the invariant, and the report of that; None for what there is not."""
+    """Bisect for the commit that broke the invariant and write a report. Either is None if it is missing."""
     from ...client.show import verdict as shown
 
     if folder is None:

@@ -1,6 +1,6 @@
-"""Questions and operations, each declared once: parameters with types, defaults and help.
+"""Declarations of questions and operations: parameters with types, defaults and help, each declared once.
 
-Methods of the Python API, verbs, routes, tools and methods over HTTP take a declaration as `**options: Unpack[…]`, so a
-new parameter is a field here and what the library makes of it. Subjects are no part of a declaration, as each surface
-has its own way to name them: an app, a moment, a key; nor are bounds of an answer. What may not live here: code.
+Methods of the Python API, verbs, routes, tools and methods over HTTP take a declaration as `**options: Unpack[…]`, so
+a new parameter is a field here and its use in the library. A declaration has no subject (app, moment, key), because
+each surface names it in its own way, and no limits of an answer. Not here: code.
 """

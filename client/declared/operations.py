@@ -1,4 +1,4 @@
-"""Operations on an app: what may be said of each besides the app, its stage or its table."""
+"""Declarations of operations: the options of each, besides the app, stage or table it works on."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ _AT_LEAST_ONE = {"ge": 1}
 
 
 class GuardedOptions(TypedDict, total=False):
-    """Options of all operations that could lose something."""
+    """Options of all operations that could lose data."""
 
     yes_really: YesReally
     dry_run: DryRun
@@ -87,7 +87,7 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class KeysOptions(TypedDict, total=False):
-    """Keys that are forgotten, besides those that are named one by one."""
+    """Sources of keys to forget, besides keys that are named one by one."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
     also: Annotated[Sequence[str], Param("Another value from which the program makes the same keys.", "VALUE")]
@@ -113,7 +113,7 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
 
 
 class LookOptions(VerifyOptions, KeysOptions, total=False):
-    """Keys that were forgotten, and how each object is looked at."""
+    """Forgotten keys to search for, and how thoroughly each object is read."""
 
 
 class CompactOptions(TypedDict, total=False):
@@ -210,7 +210,7 @@ class CloneOptions(TypedDict, total=False):
 
 
 class RenameOptions(TypedDict, total=False):
-    """Columns and stages that have another name in a changed program."""
+    """Columns and stages that a changed program renames."""
 
     rename: Annotated[
         Names,

@@ -1,4 +1,4 @@
-"""Questions about an app: what may be asked besides its subject."""
+"""Declarations of questions about an app: the options of each, besides its subject."""
 
 from collections.abc import Sequence
 from datetime import date, timedelta
@@ -8,7 +8,7 @@ from ...common.parameters import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
-"""Text behind the `@` of a ref; a `datetime`; a `date`, whose first instant is meant; or so long ago."""
+"""Text that may follow the `@` of a ref, a `datetime`, a `date` (its first instant), or a span back from now."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
 _OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
 _SQL = {"max_length": 100_000}
@@ -73,7 +73,7 @@ class WrongOptions(TypedDict, total=False):
 
 
 class SearchOptions(WrongOptions, total=False):
-    """The same, the table of the condition, and the change to find."""
+    """The condition that tells bad moments from good ones, its table, and the change to find."""
 
     table: Annotated[
         str,
@@ -109,7 +109,7 @@ class RejectedOptions(TypedDict, total=False):
 
 
 class OperationsOptions(TypedDict, total=False):
-    """Which of the things done to an app are shown."""
+    """Filters of the log of operations."""
 
     by: Annotated[str, Param("Only operations by this user or user@host.", "PERSON", limits={"max_length": 200})]
     verb: Annotated[str, Param("Only operations of this verb.", "VERB", limits={"max_length": 200})]

@@ -1,6 +1,6 @@
-"""A store that is asked over HTTP, by whoever cannot reach it or may not: `sw.open("http://…")` gives its apps.
+"""Client of a store over HTTP, for users without access to the store: `sw.open("http://…")` returns its apps.
 
-What is read is what reading the store would give, of the same classes. What changes an app is not here.
+Reading returns the same classes as reading the store. Methods that change an app are not here.
 """
 
 from .moment import ServedMoment

@@ -1,4 +1,4 @@
-"""One question and its answer; an error there is the same error here."""
+"""Requests to a server and decoding of answers; a server's error is raised as the same error here."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +17,17 @@ from ..when import in_words
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
-_AS = {"NotKnown": Forbidden, "Denied": Forbidden, "TooOften": Unavailable, "NotYet": Refused}
-"""Errors that only a server has."""
+_LOCAL_ERRORS = {"NotKnown": Forbidden, "Denied": Forbidden, "TooOften": Unavailable, "NotYet": Refused}
+"""Local errors for errors that only a server has."""
 
 
 class Http:
-    """Asks one server. Threads may share it.
+    """HTTP connection to one server; thread-safe.
 
     Args:
-        url: its address.
-        token: what says who asks; empty for nobody.
-        timeout_s: patience for each answer.
+        url: the server's address.
+        token: the bearer token; empty for none.
+        timeout_s: read timeout of each answer.
     """
 
     def __init__(self, url: str, token: str, timeout_s: float) -> None:
@@ -37,51 +37,51 @@ class Http:
         timeout = urllib3.Timeout(connect=5, read=timeout_s)
         self._pool = urllib3.PoolManager(maxsize=16, headers=headers, retries=retries, timeout=timeout)
 
-    def json(self, path: Sequence[str], kind: type[T] | Any = Any, **asked: Any) -> Any:
-        """A document, as values of a type. Raises the server's errors, and `Unavailable`."""
-        data = self._get(path, asked, "application/json")
+    def json(self, path: Sequence[str], kind: type[T] | Any = Any, **params: Any) -> Any:
+        """Get a document, decoded as `kind`. Raises the server's errors, and `Unavailable`."""
+        data = self._get(path, params, "application/json")
         try:
             return msgspec.json.decode(data, type=learned(kind))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise self._not_one(str(error)) from None
+            raise self._not_a_server(str(error)) from None
 
-    def arrow(self, path: Sequence[str], **asked: Any) -> tuple[pa.Table, dict[str, Any]]:
-        """Rows, and what is said beside them. Raises the server's errors, and `Unavailable`."""
-        data = self._get(path, asked, _ARROW)
+    def arrow(self, path: Sequence[str], **params: Any) -> tuple[pa.Table, dict[str, Any]]:
+        """Get rows and their metadata. Raises the server's errors, and `Unavailable`."""
+        data = self._get(path, params, _ARROW)
         try:
             table = pa.ipc.open_stream(data).read_all()
             about = json.loads((table.schema.metadata or {})[b"slackwater"])
         except (pa.ArrowException, KeyError, ValueError) as error:
-            raise self._not_one(str(error)) from None
+            raise self._not_a_server(str(error)) from None
         return table.replace_schema_metadata(None), about
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._pool.clear()
 
-    def _get(self, path: Sequence[str], asked: Mapping[str, Any], accept: str) -> bytes:
+    def _get(self, path: Sequence[str], params: Mapping[str, Any], accept: str) -> bytes:
         fields = [
-            (name, str(one).lower() if isinstance(one, bool) else str(one))
-            for name, value in _plain(asked).items()
+            (name, str(item).lower() if isinstance(item, bool) else str(item))
+            for name, value in _plain(params).items()
             if value is not None
-            for one in (value if isinstance(value, list | tuple) else [value])
+            for item in (value if isinstance(value, list | tuple) else [value])
         ]
-        if "sql" in asked:  # may be longer than an address
-            answer = self._request("POST", path, accept, json=_plain(asked))
+        if "sql" in params:  # may be too long for a URL
+            answer = self._request("POST", path, accept, json=_plain(params))
         else:
             answer = self._request("GET", path, accept, fields=fields)
         data: bytes = answer.data
         return data
 
-    def post(self, path: Sequence[str], **asked: Any) -> Any:
-        """The document that answers what is to be done. Raises the server's errors, and `Unavailable`."""
+    def post(self, path: Sequence[str], **params: Any) -> Any:
+        """Post a request and return the decoded document. Raises the server's errors, and `Unavailable`."""
         return msgspec.json.decode(
-            self._request("POST", path, "application/json", json=_plain(asked), retries=False).data
+            self._request("POST", path, "application/json", json=_plain(params), retries=False).data
         )
 
-    def events(self, path: Sequence[str], **asked: Any) -> Iterator[tuple[str, Any]]:
-        """Server-sent events of what is asked, each with its name; one called `error` is raised. Raises as `post`."""
-        answer = self._request("POST", path, "*/*", json=_plain(asked), retries=False, preload_content=False)
+    def events(self, path: Sequence[str], **params: Any) -> Iterator[tuple[str, Any]]:
+        """Yield server-sent events with their names; an event named `error` is raised. Raises as `post` does."""
+        answer = self._request("POST", path, "*/*", json=_plain(params), retries=False, preload_content=False)
         with answer:
             name = ""
             for line in answer:
@@ -94,7 +94,7 @@ class Http:
                     yield name, msgspec.json.decode(value)
 
     def _request(self, method: str, path: Sequence[str], accept: str, **how: Any) -> urllib3.BaseHTTPResponse:
-        url = "/".join((self.url, *(quote(each, safe="") for each in path)))
+        url = "/".join((self.url, *(quote(part, safe="") for part in path)))
         try:
             answer = self._pool.request(method, url, headers={**self._pool.headers, "accept": accept}, **how)
         except urllib3.exceptions.HTTPError as error:
@@ -105,21 +105,21 @@ class Http:
 
     def _error(self, status: int, data: bytes) -> SlackwaterError:
         try:
-            told = msgspec.json.decode(data, type=dict[str, Any])
-            name, message, hint = told["error"], told["message"], told["hint"]
+            document = msgspec.json.decode(data, type=dict[str, Any])
+            name, message, hint = document["error"], document["message"], document["hint"]
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
-            return self._not_one(f"it answered {status}")
-        kind = _AS.get(name) or getattr(errors, name, SlackwaterError)
+            return self._not_a_server(f"it answered {status}")
+        kind = _LOCAL_ERRORS.get(name) or getattr(errors, name, SlackwaterError)
         if not (isinstance(kind, type) and issubclass(kind, SlackwaterError)):
             kind = SlackwaterError
         sentence, _, quoted = message.partition("\n")
-        more = {"what": "", "name": "", "known": (), "object_key": "", "offsets": told.get("offsets")}
+        more = {"what": "", "name": "", "known": (), "object_key": "", "offsets": document.get("offsets")}
         return errors.again(kind, message=message, sentence=sentence, quoted=quoted, hint=hint, **more)
 
-    def _not_one(self, why: str) -> Usage:
-        return Usage(f"{self.url} is no server of slackwater's: {why}", hint="`slackwater serve` starts one")
+    def _not_a_server(self, why: str) -> Usage:
+        return Usage(f"{self.url} is not a slackwater server: {why}", hint="`slackwater serve` starts one")
 
 
-def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is asked with moments in words."""
-    return {name: in_words(value) if isinstance(value, date | timedelta) else value for name, value in asked.items()}
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return request parameters with moments as text."""
+    return {name: in_words(value) if isinstance(value, date | timedelta) else value for name, value in params.items()}

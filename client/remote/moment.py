@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST = 10_000
-"""Rows or commits of one answer."""
-_INSTEAD = {"snapshot": "ask_snapshot asks for one", "take": "ask_snapshot asks for one", "search": "bisect searches"}
+"""Maximum rows or commits of one answer."""
+_INSTEAD = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
 
 
 class Served(Shown):
-    """What a server has of an object of the store: what only the store has says so."""
+    """Base of objects that a server offers; methods that need the store itself raise `Refused`."""
 
     @property
     def absent(self) -> frozenset[str]:
-        """Methods that the object of the store has besides."""
+        """Names of methods that only the store's object has."""
         return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
 
     def _local(self) -> type:
-        """The class of the same object of a store."""
+        """Return the class of the store's object."""
         raise NotImplementedError
 
     if not TYPE_CHECKING:
@@ -54,25 +54,25 @@ class Served(Shown):
             if name not in self.absent:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             raise Refused(
-                f"{name} works on the store itself, and this is asked over HTTP",
-                hint=_INSTEAD.get(name, "whoever reaches the store has it: sw.open(STORE) instead of the address"),
+                f"{name} needs the store itself, and this is a client of a server",
+                hint=_INSTEAD.get(name, "open the store instead of the server's address: sw.open(STORE)"),
             )
 
 
 @checked_methods
 class ServedMoment(Served):
-    """A moment, as `Moment`: always the same versions, also where it was `now` when it was asked for."""
+    """A moment like `Moment`: it keeps its versions, even if it was requested as `now`."""
 
-    def __init__(self, http: Http, app: str, when: str, stage: str, found: dict[str, Any]) -> None:
+    def __init__(self, http: Http, app: str, when: str, stage: str, document: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
-        self.versions: dict[str, int] = found["versions"]
-        """The version of each stage, upstream first."""
-        self.offsets: dict[str, list[int]] = found["offsets"]
-        """How far users' topics have been read by all tables, by topic: the next offset of each partition."""
-        self.thinned_out: Thinned | None = msgspec.convert(found["thinned_out"], learned(Thinned | None))
+        self.versions: dict[str, int] = document["versions"]
+        """Version of each stage, upstream first."""
+        self.offsets: dict[str, list[int]] = document["offsets"]
+        """Next offset of each partition by users' topic, up to which all tables include the input."""
+        self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], learned(Thinned | None))
         self.when, self.stage = when, stage
-        """What stands behind the `@` of its ref, and before it."""
-        self._http, self._app, self._found = http, app, found
+        """Moment and stage of the ref."""
+        self._http, self._app, self._found = http, app, document
 
     def _local(self) -> type:
         return Moment
@@ -81,83 +81,86 @@ class ServedMoment(Served):
     def _path(self) -> tuple[str, ...]:
         return "apps", self._app, "at", self.when
 
-    def _same(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """What is answered of these very versions: "now" is another moment by and by, and then found by its time."""
-        found = ask()
-        if self.when == "now" and versions_of(found) != self.versions:
+    def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
+        """Repeat a request by time if "now" has moved on, so that the answer has these versions."""
+        answer = ask()
+        if self.when == "now" and versions_of(answer) != self.versions:
             self.when = instants.iso(self._found["time_ms"], "milliseconds")
-            found = ask()
-        if versions_of(found) != self.versions:
-            raise Refused(f"{self.ref} cannot be asked for again: other stages have committed at its time", hint="at()")
-        return found
+            answer = ask()
+        if versions_of(answer) != self.versions:
+            raise Refused(
+                f"{self.ref} cannot be read again: other stages have committed at its time",
+                hint="call at() for a newer moment",
+            )
+        return answer
 
     @property
     def time(self) -> datetime:
-        """When the newest of these versions was committed, in UTC."""
+        """Commit time of the newest of these versions, in UTC."""
         return datetime.fromtimestamp(self._found["time_ms"] / 1_000, UTC)
 
     @property
     def tables(self) -> Tables:
-        """The tables and their columns."""
-        each = {
-            one["table"]: msgspec.convert(one["columns"], learned(tuple[TableColumn, ...]))
-            for one in self._found["tables"]
+        """Tables with their columns."""
+        columns_by_table = {
+            table["table"]: msgspec.convert(table["columns"], learned(tuple[TableColumn, ...]))
+            for table in self._found["tables"]
         }
-        return Tables(self.ref, each)
+        return Tables(self.ref, columns_by_table)
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """What a query returns, as `Moment.query`. Raises `TooMuch` beyond what the server gives at once, too."""
+        """Query the tables as `Moment.query` does. Raises `TooMuch` for more rows than a server returns at once."""
         rows, about = self.answer(sql, MOST)
         if about["cut_off"]:
             raise TooMuch(f"there are more than {rows.num_rows:,} rows", hint="aggregate, or add a LIMIT")
         return as_relation(rows)
 
     def answer(self, sql: str, limit: int) -> tuple[pa.Table, dict[str, Any]]:
-        """At most so many rows, and what is said beside them."""
-        found: tuple[pa.Table, dict[str, Any]] = self._same(
+        """Return at most `limit` rows of a query, and their metadata."""
+        answer: tuple[pa.Table, dict[str, Any]] = self._ask_unchanged(
             lambda: self._http.arrow((*self._path, "query"), sql=sql, limit=limit, stage=self.stage),
-            lambda found: found[1]["versions"],
+            lambda reply: reply[1]["versions"],
         )
-        return found
+        return answer
 
     def verify(self, **options: Unpack[VerifyOptions]) -> Verification:
-        """Prove the moment, as `Moment.verify`, where the store lies."""
+        """Verify the moment on the server, as `Moment.verify` does."""
 
         def ask() -> Report:
-            found: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
-            return found
+            report: Report = self._http.json((*self._path, "verify"), Report, stage=self.stage, **options)
+            return report
 
-        return Verification(self._same(ask, lambda found: found.versions))
+        return Verification(self._ask_unchanged(ask, lambda report: report.versions))
 
     def diff(self, other: ServedMoment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment of the app, as `Moment.diff`."""
-        asked = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
-        found = self._http.json(("apps", self._app, "diff"), **asked, **options)
+        """Compare with another moment of the app, as `Moment.diff` does."""
+        sides = {"before": self.when, "before_stage": self.stage, "after": other.when, "after_stage": other.stage}
+        document = self._http.json(("apps", self._app, "diff"), **sides, **options)
         tables = {**self.tables, **other.tables}
         cuts = Cut(self._app, {}), Cut(self._app, {})
-        differing = [table_diff(each, tables[each["table"]]) for each in found["tables"]]
-        return Difference((found["a"]["ref"], found["b"]["ref"]), cuts, differing)
+        differing = [table_diff(table, tables[table["table"]]) for table in document["tables"]]
+        return Difference((document["a"]["ref"], document["b"]["ref"]), cuts, differing)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
-        """The row of one key, as `Moment.get`."""
+        """Return the row of one key, as `Moment.get` does."""
         return self.get_many(table, [key])[0]
 
     def get_many(
         self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
     ) -> list[dict[str, object] | None]:
-        """The rows of many keys, as `Moment.get_many`."""
-        # The very version: "now" is another one by and by.
+        """Return the rows of many keys, as `Moment.get_many` does."""
+        # Ask for the version, because "now" moves on.
         is_now = self.when == "now"
         path = ("apps", self._app, "at", f"v{self._version(table)}") if is_now else self._path
         stage = self._stage_of(table) if is_now else self.stage
-        found: list[dict[str, object] | None] = []
+        result: list[dict[str, object] | None] = []
         for start in range(0, len(keys), 200):
-            some = [text(each) for each in keys[start : start + 200]]
-            rows, _ = self._http.arrow((*path, "tables", table), key=some, column=list(columns), stage=stage)
+            batch_keys = [text(batch_rows) for batch_rows in keys[start : start + 200]]
+            rows, _ = self._http.arrow((*path, "tables", table), key=batch_keys, column=list(columns), stage=stage)
             present = rows["_found"].to_pylist()
-            each = python_rows(rows.drop_columns(["_found"]))
-            found += [row if is_there else None for row, is_there in zip(each, present, strict=True)]
-        return found
+            batch_rows = python_rows(rows.drop_columns(["_found"]))
+            result += [row if is_there else None for row, is_there in zip(batch_rows, present, strict=True)]
+        return result
 
     def _stage_of(self, table: str) -> str:
         return table if table in self.versions else table.rpartition("_")[0]
@@ -165,7 +168,7 @@ class ServedMoment(Served):
     def _version(self, table: str) -> int:
         stage = self._stage_of(table)
         if stage not in self.versions:
-            self._http.json((*self._path, "tables", table), key="")  # says what there is
+            self._http.json((*self._path, "tables", table), key="")  # raises, with the known tables
         return self.versions[stage]
 
     def _blocks(self) -> Iterator[Block]:

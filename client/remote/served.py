@@ -32,15 +32,16 @@ from .values import rows, text, typed
 
 @checked_methods
 class Server(Served):
-    """A server of a store, and its apps. Threads may share it. `close` it, or use it in a `with`.
+    """A server of a store and its apps; thread-safe. Close it, or use it in a `with`.
 
-    Whatever asks it raises `Unavailable` when it does not answer, and `Forbidden` for what the token does not allow.
+    Methods raise `Unavailable` if the server does not answer, and `Forbidden` for requests that the token does not
+    allow.
     """
 
     absent = frozenset((
         *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
-        # Of the library's own.
+        # Internal methods.
         *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
         *("known_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_of", "store"),
     ))  # fmt: skip
@@ -50,14 +51,14 @@ class Server(Served):
 
     @property
     def root(self) -> str:
-        """Its address."""
+        """Address of the server."""
         return self.http.url
 
     @property
     def me(self) -> dict[str, Any]:
-        """What the token may: its `name`, `verbs`, `apps` and `tables`."""
-        found: dict[str, Any] = self.http.json(("me",))
-        return found
+        """Rights of the token: its `name`, `verbs`, `apps` and `tables`."""
+        rights: dict[str, Any] = self.http.json(("me",))
+        return rights
 
     @property
     def apps(self) -> tuple[str, ...]:
@@ -65,18 +66,18 @@ class Server(Served):
         return tuple(self.http.json(("apps",))["apps"])
 
     def app(self, name: str) -> ServedApp:
-        """An app. Raises `NotFound` for one that is not there."""
+        """Return an app. Raises `NotFound` for an unknown name."""
         self.http.json(("apps", name))
         return ServedApp(self, name)
 
     def moment(self, ref: str, done: str = "") -> ServedMoment:
-        """The moment of a whole ref: `app`, `app@-5m`, `app/stage@v42`."""
+        """Return the moment of a whole ref: `app`, `app@-5m`, `app/stage@v42`."""
         where, _, when = ref.partition("@")
         app, _, stage = where.partition("/")
         return ServedApp(self, app).at(when or "now", stage=stage)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self.http.close()
 
     def __enter__(self) -> Self:
@@ -91,87 +92,89 @@ class Server(Served):
 
 @checked_methods
 class ServedApp(Served, HasMoments):
-    """An app, as `AppHistory`."""
+    """An app on a server, with the methods of `AppHistory`."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = self.called = name
         self._server, self._http = server, server.http
 
     def _local(self) -> type:
-        from ..app import StoredApp  # which loads all that changes an app
+        from ..app import StoredApp  # a heavy import
 
         return StoredApp
 
-    def _get(self, *path: str, kind: Any = Any, **asked: Any) -> Any:
-        return self._http.json(("apps", self.name, *path), kind, **asked)
+    def _get(self, *path: str, kind: Any = Any, **params: Any) -> Any:
+        return self._http.json(("apps", self.name, *path), kind, **params)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Its snapshots, oldest first."""
-        taken: tuple[Snapshot, ...] = msgspec.convert(
+        """Snapshots of the app, oldest first."""
+        snapshots: tuple[Snapshot, ...] = msgspec.convert(
             self._get("snapshots")["snapshots"], learned(tuple[Snapshot, ...])
         )
-        return taken
+        return snapshots
 
     def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
-        """A moment, as `AppHistory.at`; of `now` one that has read some records, `"topic:partition:offset"` each.
+        """Return a moment, as `AppHistory.at` does; with `min_offsets`, a `now` that includes these records.
 
-        Raises `Refused` where it has not within `wait_ms`; the error's `offsets` says how far it has.
+        Raises `Refused` if the app has not read the records within `wait_ms`; the error's `offsets` has the offsets
+        read.
         """
         when = in_words(moment)
-        found = self._get("at", when, **options)
-        return ServedMoment(self._http, self.name, when, options["stage"], found)
+        document = self._get("at", when, **options)
+        return ServedMoment(self._http, self.name, when, options["stage"], document)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
-        """The newest `limit` commits, as `AppHistory.log`; 10,000 at most."""
-        asked = {"limit": limit or MOST, "stage": stage}
-        return Log(self._get("log", kind=tuple[LogEntry, ...], **asked))
+        """Return the newest `limit` commits, as `AppHistory.log` does; 10,000 at most."""
+        params = {"limit": limit or MOST, "stage": stage}
+        return Log(self._get("log", kind=tuple[LogEntry, ...], **params))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Commits between two times and what stands out, as `AppHistory.timeline`, without the programs of commits."""
-        found = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
-        commits = tuple(CommitPoint(**each, program="", migration=0) for each in found["points"])
+        """Return thinned-out commits between two times, as `AppHistory.timeline` does, without programs."""
+        document = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
+        commits = tuple(CommitPoint(**point, program="", migration=0) for point in document["points"])
         return ThinnedLine(
-            self.name, found["commits"], commits, msgspec.convert(found["marks"], learned(tuple[Mark, ...]))
+            self.name, document["commits"], commits, msgspec.convert(document["marks"], learned(tuple[Mark, ...]))
         )
 
     def stages(self, moment: ServedMoment | None = None) -> dict[str, Any]:
-        """The stages now, or as they were at a moment, as `AppHistory.stages`."""
-        of = moment or self.at()
-        found: dict[str, Any] = self._get("at", of.when, "stages", stage=of.stage)
-        return found
+        """Return the stages now or at a moment, as `AppHistory.stages` does."""
+        at_moment = moment or self.at()
+        document: dict[str, Any] = self._get("at", at_moment.when, "stages", stage=at_moment.stage)
+        return document
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
-        """The newest `limit` things done to the app, by whom and why, as `AppHistory.operations`."""
-        found = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST, **options)
-        return history.operations(found, self.name, is_filtered=any(options.values()))
+        """Return the newest `limit` operations, with user and reason, as `AppHistory.operations` does."""
+        matches = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST, **options)
+        return history.operations(matches, self.name, is_filtered=any(options.values()))
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
-        """Records that stages rejected, newest first, as `AppHistory.rejected`."""
-        found = self._get("rejected", limit=limit or MOST, **options)
-        for each in found["records"]:
-            each.update({name: bytes.fromhex(each[name]) for name in ("key", "value") if each[name] is not None})
-        whole: RejectedRecords = msgspec.convert(found, learned(RejectedRecords))
-        return whole
+        """Return rejected records, newest first, as `AppHistory.rejected` does."""
+        document = self._get("rejected", limit=limit or MOST, **options)
+        for record in document["records"]:
+            record.update({name: bytes.fromhex(record[name]) for name in ("key", "value") if record[name] is not None})
+        records: RejectedRecords = msgspec.convert(document, learned(RejectedRecords))
+        return records
 
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """What `ServedMoment.verify` does, for a whole ref, whose manifests may be damaged, too."""
+        """Verify the moment of a whole ref, as `ServedMoment.verify` does, even if manifests are damaged."""
         where, _, when = ref.partition("@")
         stage = where.partition("/")[2]
-        found: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
-        return found
+        report: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
+        return report
 
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
-        """What `slackwater replay --json` gives of a batch that the server runs again, and `same`: whether it agrees.
+        """Replay a batch on the server; return the document of `slackwater replay --json`, and `same`.
 
-        With `key` only of that key; `limit` bounds the keys and rows that differ. Raises `Refused` where the server was
-        started without the program, `NotFound` for the version, and `Forbidden` without the verb `bisect`.
+        `same` is True if the replay agrees. `key` limits the replay to one key, and `limit` the differing keys and
+        rows. Raises `Refused` if the server was started without the program, `NotFound` for the version, and
+        `Forbidden` without the verb `bisect`.
         """
-        asked = {"stage": stage, "version": version, "key": text(key), "limit": limit}
-        found: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **asked)
-        return found
+        params = {"stage": stage, "version": version, "key": text(key), "limit": limit}
+        document: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **params)
+        return document
 
     def bisect(
         self,
@@ -179,50 +182,50 @@ class ServedApp(Served, HasMoments):
         on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
         **options: Unpack[SearchOptions],
     ) -> dict[str, Any]:
-        """What `slackwater bisect --json` gives, searched by the server; `on_step` is told of each moment looked at.
+        """Search on the server; return the document of `slackwater bisect --json`. `on_step` gets each evaluation.
 
-        Raises as `AppHistory.bisect`.
+        Raises as `AppHistory.bisect` does.
         """
-        found: dict[str, Any] = {}
+        verdict: dict[str, Any] = {}
         for name, data in self._http.events(("apps", self.name, "bisect"), **options):
             if name == "probe":
                 on_step(data)
             else:
-                found = data
-        return found
+                verdict = data
+        return verdict
 
     def ask_snapshot(self, name: str = "", message: str = "") -> dict[str, Any]:
-        """Ask the app for a snapshot, by default called as the time is; `snapshots` shows it when it is complete."""
-        asked: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
-        return asked
+        """Request a snapshot, by default named by the time; `snapshots` lists it once it is complete."""
+        request: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
+        return request
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """The input behind versions of a stage, as `AppHistory.lineage`."""
-        asked = {"stage": stage, "version": version, "after": after}
-        found: Lineage = self._get("lineage", kind=Lineage, **asked)
-        return found
+        """Return the input offsets behind versions of a stage, as `AppHistory.lineage` does."""
+        params = {"stage": stage, "version": version, "after": after}
+        lineage: Lineage = self._get("lineage", kind=Lineage, **params)
+        return lineage
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
-        """The newest `limit` changes of the row of one key, as `AppHistory.history`; 10,000 at most."""
-        asked = {"key": text(key), "limit": limit or MOST}
-        found = self._get("tables", table, "history", **asked)
+        """Return the newest `limit` changes of one key's row, as `AppHistory.history` does; 10,000 at most."""
+        params = {"key": text(key), "limit": limit or MOST}
+        document = self._get("tables", table, "history", **params)
         columns = self.at().tables.get(table) or ()
-        kinds = {each.name: to_arrow(each.type) for each in columns}
+        kinds = {column.name: to_arrow(column.type) for column in columns}
         changes = tuple(
             RowChange(
-                **{name: each[name] for name in ("stage", "version", "after_version", "time_ms", "expired")},
-                kind=each["change"],
-                inherited=each["inherited"] or "",
-                formerly=each["formerly"] or "",
-                windows=msgspec.convert(each["windows"], learned(tuple[Window, ...])),
-                before=typed(each["before"], kinds),
-                after=typed(each["after"], kinds),
+                **{name: change[name] for name in ("stage", "version", "after_version", "time_ms", "expired")},
+                kind=change["change"],
+                inherited=change["inherited"] or "",
+                formerly=change["formerly"] or "",
+                windows=msgspec.convert(change["windows"], learned(tuple[Window, ...])),
+                before=typed(change["before"], kinds),
+                after=typed(change["after"], kinds),
             )
-            for each in found["changes"]
+            for change in document["changes"]
         )
-        keys = rows([found["key"]], {each.name: kinds[each.name] for each in columns if each.key})
-        whole_from, read = found["whole_from"] or 0, Reads(**found["read"])
-        return KeyHistory(RowHistory(found["app"], table, keys, changes, whole_from, read))
+        keys = rows([document["key"]], {column.name: kinds[column.name] for column in columns if column.key})
+        whole_from, read = document["whole_from"] or 0, Reads(**document["read"])
+        return KeyHistory(RowHistory(document["app"], table, keys, changes, whole_from, read))
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"app {self.name} of {self._server.root}"),)

@@ -1,4 +1,4 @@
-"""Values as a server takes and gives them: keys as text, rows of their columns' types."""
+"""Conversion of values between Python and a server: keys as text, rows in the types of their columns."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from ...store.sst.arrow_types import to_arrow
 
 
 def text(key: object) -> str:
-    """Return a key as a server takes it."""
+    """Return a key as text for a server."""
     return text_of_key(key if isinstance(key, tuple) else (key,))
 
 
 def typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:
-    """The values of a row, of their columns' types: JSON has no bytes and no dates."""
+    """Convert a row from JSON to the types of its columns; JSON has no bytes and no dates."""
     if row is None:
         return None
     return {name: value_of(value, kinds[name]) if name in kinds else value for name, value in row.items()}
 
 
 def rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:
-    """A table of rows, nulls for those that are None."""
-    found = [typed(row, kinds) or dict.fromkeys(kinds) for row in rows]
-    return pa.table({name: pa.array([row.get(name) for row in found], kind) for name, kind in kinds.items()})
+    """Return rows as an Arrow table; a row that is None becomes nulls."""
+    typed_rows = [typed(row, kinds) or dict.fromkeys(kinds) for row in rows]
+    return pa.table({name: pa.array([row.get(name) for row in typed_rows], kind) for name, kind in kinds.items()})
 
 
-def table_diff(found: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
-    """What `diff` found of a table with these columns, of the server's document."""
-    matches = msgspec.convert(found["columns"], learned(tuple[ColumnMatch, ...]))
-    kinds = {each.name: to_arrow(each.type) for each in columns}
-    keys = {each.name: kinds[each.name] for each in columns if each.key}
-    compared = {each.column: kinds[each.column] for each in matches if each.column in kinds}
-    found_rows = found["rows"]
-    was, is_there = (np.array([row[side] is not None for row in found_rows], np.bool_) for side in ("before", "after"))
-    before, after = (rows([row[side] for row in found_rows], compared) for side in ("before", "after"))
-    changes = KeyChanges.between(rows([row["key"] for row in found_rows], keys), before, after, was, is_there)
+def table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
+    """Convert a table's differences in a server's document to a `TableDiff`."""
+    matches = msgspec.convert(document["columns"], learned(tuple[ColumnMatch, ...]))
+    kinds = {column.name: to_arrow(column.type) for column in columns}
+    keys = {column.name: kinds[column.name] for column in columns if column.key}
+    compared = {match.column: kinds[match.column] for match in matches if match.column in kinds}
+    document_rows = document["rows"]
+    was_there, is_there = (
+        np.array([row[side] is not None for row in document_rows], np.bool_) for side in ("before", "after")
+    )
+    old, new = (rows([row[side] for row in document_rows], compared) for side in ("before", "after"))
+    changes = KeyChanges.between(rows([row["key"] for row in document_rows], keys), old, new, was_there, is_there)
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "near")
-    more = {name: found[name] for name in names}
-    return TableDiff(changes=changes, columns=matches, unlike=tuple(found["unlike"]), **more)
+    more = {name: document[name] for name in names}
+    return TableDiff(changes=changes, columns=matches, unlike=tuple(document["unlike"]), **more)

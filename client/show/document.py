@@ -1,6 +1,6 @@
-"""One document model of what verbs and methods give: blocks for people, data for machines.
+"""Document model of results: blocks for people, data for machines.
 
-Text in it is as it came, also a stranger's: whoever renders it makes it harmless.
+Text in it is unescaped and may come from third parties; each renderer escapes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,68 +14,68 @@ from .picture import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What is typed as it stands: a ref, a topic, a column, a command."""
+    """Text that is typed literally: a ref, a topic, a column, a command."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class NextCommand:
-    """A command to type next; who shows it to whoever types adds what reaches the store, unless it names one."""
+    """A command to type next; renderers add the options that reach the store, unless it has --store."""
 
     text: str
 
     def with_flags(self, flags: str) -> "NextCommand":
-        """Return the command with the options that reach the store."""
+        """Return the command with these options added."""
         return self if " --store " in self.text else NextCommand(self.text + flags)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of the user's, or its shape."""
+    """A value of the user's data, or only its type and length."""
 
     text: str
     hidden: bool = False
-    """Whether it is only the shape."""
+    """True if `text` is only the type and length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a moment was found to be."""
+    """Answer of a bisect for one moment."""
 
     text: Literal["good", "bad", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A moment, in words; empty for none."""
+    """A time in UTC; empty text for 0."""
 
     time_ms: int
     precision: Literal["seconds", "milliseconds"] = "seconds"
 
     @property
     def text(self) -> str:
-        """In UTC."""
+        """Time as text in UTC."""
         return iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
 Span = str | int | None | Name | NextCommand | Value | Answered | Time
-"""A piece of a line: a `str` is words of ours, an `int` a count, None a count that is not known."""
+"""Piece of a line: a `str` is fixed text, an `int` a count, None an unknown count."""
 Line = tuple[Span, ...]
-"""Pieces that follow each other; blanks between them are theirs."""
+"""Consecutive pieces, which include the blanks between them."""
 Cell = Span | Line
 
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """A line that stands out."""
+    """A highlighted line."""
 
     line: Cell
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A line that explains rather than tells."""
+    """An explanatory line."""
 
     line: Cell
 
@@ -86,14 +86,14 @@ class TableBlock:
 
     headings: tuple[str | Name, ...]
     to_right: tuple[bool, ...]
-    """Which columns are aligned to the right."""
+    """True for each right-aligned column."""
     rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
     def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "TableBlock":
-        """A table of any rows. A heading in words that starts with `>` marks a column aligned to the right.
+        """Return a table of any rows. A heading that starts with `>` marks a right-aligned column.
 
-        One that is not ours to choose is a `Name`.
+        A heading that comes from users' data is a `Name`.
         """
         to_right = tuple(isinstance(heading, str) and heading.startswith(">") for heading in headings)
         names = tuple(heading.removeprefix(">") if isinstance(heading, str) else heading for heading in headings)
@@ -102,20 +102,20 @@ class TableBlock:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one thing, by name."""
+    """Facts about one subject, as pairs of name and value."""
 
     rows: tuple[tuple[Span, Cell], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Text of several lines that keeps its breaks: commands, a payload."""
+    """Text of several lines that keeps its line breaks: commands, a payload."""
 
     text: str
 
 
 Block = Cell | Title | Remark | TableBlock | Facts | Listing | Timeline
-"""A span or a line by itself is a line of text. A timeline is a picture; what it shows is in words beside it."""
+"""Part of a document. A span or a line by itself is a line of text; a timeline is a picture, repeated in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +128,25 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A whole file to hand on."""
+    """A report file."""
 
     title: str
-    """Its name, for a window."""
+    """Window title."""
     sentence: Line
-    """What was found."""
+    """Result in one sentence."""
     facts: Facts
-    """How it was found."""
+    """Facts about how the result was obtained."""
     sections: tuple[Section, ...]
     closing: Remark
 
 
 def spans(cell: Cell) -> Line:
-    """The pieces of a cell or line."""
+    """Return the pieces of a cell or line."""
     return cell if isinstance(cell, tuple) else (cell,)
 
 
 def words(span: Span) -> str:
-    """A piece as text."""
+    """Return a piece as text."""
     match span:
         case str():
             return span
@@ -157,12 +157,12 @@ def words(span: Span) -> str:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell or line as text."""
+    """Return a cell or line as text."""
     return "".join(map(words, spans(cell)))
 
 
 def closing(more: str = "") -> Remark:
-    """The last line of a page: who made it, when, and what else is to be said."""
+    """Return the last line of a page: version, time, and `more`."""
     from ... import __version__
 
     return Remark((f"slackwater {__version__}, ", Time(now_ms()), f".{more}"))

@@ -1,6 +1,6 @@
-"""Replicas, recoveries and drills, as they are shown: what is copied, where an app goes on, what is lost.
+"""Output of replication, recovery and drills: objects copied, where an app continues, and data lost.
 
-A drill also as an auditor gets it: which cut, how old, how long, and that it is what it was.
+A drill also as a report for auditors.
 """
 
 from collections.abc import Iterator
@@ -20,62 +20,64 @@ from .status import verified
 
 
 def to_copy(app: str, root: str, todo: Todo) -> Result:
-    """What a round would copy."""
-    counts = {stage: len(each) for stage, each in todo.versions.items() if each}
+    """Return the result of a replication dry run."""
+    counts = {stage: len(versions) for stage, versions in todo.versions.items() if versions}
     rows = [(stage, plural(count, "version"), f"v{todo.cut[stage].version}") for stage, count in counts.items()]
-    words: list[Block] = [Title(f"would copy to {root}, of {app}:")]
-    words.append(TableBlock.of(("stage", ">lacks", ">up to"), rows) if rows else "nothing: it has every version")
+    blocks: list[Block] = [Title(f"would copy {app} to {root}:")]
+    blocks.append(
+        TableBlock.of(("stage", ">missing", ">up to"), rows) if rows else "nothing: the replica has every version"
+    )
     data = {"versions": counts, "cut": {stage: head.version for stage, head in todo.cut.items()}, "dry_run": True}
-    return Result(data, *words)
+    return Result(data, *blocks)
 
 
 def copied(app: str, root: str, done: Round) -> Result:
-    """What a round copied."""
-    words: list[Block] = [round_line(app, root, done)]
+    """Return the result of a replication round."""
+    blocks: list[Block] = [round_line(app, root, done)]
     if done.cut.lacks:
-        words.append(f"it lacks something: {done.cut.lacks}")
-    words.append(f"when this store is lost: slackwater recover {app} --from {root}")
-    return Result(round_data(root, done), *words)
+        blocks.append(f"incomplete: {done.cut.lacks}")
+    blocks.append(f"to fail over to it: slackwater recover {app} --from {root}")
+    return Result(round_data(root, done), *blocks)
 
 
 def round_line(app: str, root: str, done: Round) -> str:
-    """What a round did, in a line."""
+    """Return a line about a replication round."""
     at = ", ".join(f"{stage}@v{version}" for stage, version in done.cut.stages.items())
     if not done.objects and not done.removed:
         return f"{app} in {root} is up to date: {at}"
     count = sum(done.versions.values())
     gone = f", {plural(done.removed, 'object')} removed" if done.removed else ""
-    what = f"{plural(count, 'version')}, {plural(done.objects, 'object')}, {size(done.bytes)}{gone}"
-    return f"copied to {root} in {duration(done.took_ms)}: {what}; complete up to {at}"
+    copied_parts = f"{plural(count, 'version')}, {plural(done.objects, 'object')}, {size(done.bytes)}{gone}"
+    return f"copied to {root} in {duration(done.took_ms)}: {copied_parts}; complete up to {at}"
 
 
 def round_data(root: str, done: Round) -> dict[str, object]:
-    """The same for machines."""
+    """Return the data of a replication round for JSON."""
     names = ("versions", "objects", "bytes", "removed", "took_ms")
     return fields(done, *names, root=root, cut=_cut_data(done.cut))
 
 
 def ended(app: str, root: str, *, was_known: bool) -> Result:
-    """A replica that is not counted any more."""
-    done = "is counted no more" if was_known else "was not counted, or is not any more"
-    line = f"the replica of {app} in {root} {done}; what was copied is there: slackwater app rm {app} --store {root}"
+    """Return the result of ending a replica."""
+    done = "is no longer tracked" if was_known else "was not tracked"
+    line = f"the replica of {app} in {root} {done}; to delete the copied data: slackwater app rm {app} --store {root}"
     return Result({"root": root, "ended": was_known}, line)
 
 
 @operation
 def recovered(done: Recovered, *, dry_run: bool) -> Words:
-    """A recovery."""
+    """Yield the blocks of a recovery, and return its data."""
     app, root = done.app, done.root
     if done.done:
         yield Already(f"{app} was recovered from its replica in {root}, and runs there")
     elif done.plan is None:
         did = "would finish" if dry_run else "finished"
-        yield Title(f"{did} the recovery of {app} from {root}, which was decided")
+        yield Title(f"{did} the interrupted recovery of {app} from {root}")
     else:
         yield Title(f"{'would recover' if dry_run else 'recovered'} {app} from {root}")
         yield from of_plan(done.plan)
     if done.versions:
-        yield f"goes on from {', '.join(f'{stage}@v{version}' for stage, version in done.versions.items())}"
+        yield f"continues from {', '.join(f'{stage}@v{version}' for stage, version in done.versions.items())}"
     if done.plan is not None and not dry_run:
         yield from _fenced(done)
     if done.steps and not dry_run:
@@ -96,67 +98,71 @@ def _fenced(done: Recovered) -> Iterator[Block]:
     assert done.plan is not None  # noqa: S101  asked before
     old = done.plan.primary
     if done.fenced == "":
-        yield f"{old.root}: fenced; whoever runs it there stops, and is refused from now on"
+        yield f"{old.root}: fenced; a runner there stops, and can commit no more"
     else:
         why = done.fenced or old.unreachable or "it has no stages"
         yield f"{old.root} could not be fenced: {why}"
-        yield "  whoever still runs it there goes on: see that nobody does"
+        yield "  a runner there may still be running: stop it"
     if done.caught_up is not None:
-        yield f"what it had more was copied: {plural(sum(done.caught_up.versions.values()), 'version')}"
+        yield f"newer versions copied from there: {plural(sum(done.caught_up.versions.values()), 'version')}"
     elif done.not_caught_up:
-        yield f"what it had more was not copied: {done.not_caught_up}"
+        yield f"newer versions there were not copied: {done.not_caught_up}"
 
 
 def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
-    """Where an app goes on, and what is lost."""
+    """Yield the blocks of a recovery plan: where the app continues, and data lost."""
     cut = plan.replicated
     at = ", ".join(f"{stage}@v{version}" for stage, version in plan.cut.versions.items())
-    yield f"the replica's cut {cut.number}: {at}; it lacked nothing {instants.when(cut.seen_ms)}"
+    yield f"the replica's cut {cut.number}: {at}; complete as of {instants.when(cut.seen_ms)}"
     yield f"lost: {_lost(plan)}"
     rows = []
-    for (stage, name), (read, found) in plan.inputs.items():
-        for partition, each in enumerate(found):
-            how = f"{_HOW[each.how]}{', which ends before what was read' if each.unmirrored else ''}"
-            rows.append((stage, f"{name}[{partition}]", f"{read.topic}[{partition}]", each.offset, how))
+    for (stage, name), (read, starts) in plan.inputs.items():
+        for partition, start in enumerate(starts):
+            how = f"{_HOW[start.how]}{', but it ends before what was read' if start.unmirrored else ''}"
+            rows.append((stage, f"{name}[{partition}]", f"{read.topic}[{partition}]", start.offset, how))
     if rows:
-        yield TableBlock.of(("stage", "topic", "read on in", ">at", "by"), rows)
+        yield TableBlock.of(("stage", "topic", "continues in", ">at", "by"), rows)
     for topic, count in plan.again.items():
-        yield f"{topic}: {plural(count, 'offset')} behind that, which the app may have read before"
+        yield f"{topic}: {plural(count, 'offset')} may be read a second time"
     rows_on_way = sum(state.rows for state in plan.in_flight)
-    yield f"on the way between stages: {plural(rows_on_way, 'row')}, carried over"
+    yield f"in flight between stages: {plural(rows_on_way, 'row')}, carried over"
     if plan.sink_rows:
         yield f"committed for sinks and not published: {plural(plan.sink_rows, 'row')}, published from here"
     if cut.lacks:
-        yield f"the replica lacks something: {cut.lacks}"
+        yield f"the replica is incomplete: {cut.lacks}"
 
 
 _HOW = {
     "same offset": "the same offset",
-    "records": "the records that were read last",
+    "records": "the last records read",
     "mirror": "MirrorMaker 2's offsets",
     "end": "the mirror's end",
-    "said": "what was said",
+    "said": "--from-offset",
 }
 
 
 def _lost(plan: RecoveryPlan) -> str:
-    known = [each for each in plan.lost if each.newest is not None]
-    if not known:
+    tracked = [lost_stage for lost_stage in plan.lost if lost_stage.newest is not None]
+    if not tracked:
         return (
-            f"what was committed in the last {duration(plan.lost_ms)}, at most: since then nobody has seen whether "
-            "there was anything"
+            f"at most the commits of the last {duration(plan.lost_ms)}: since then, the replica has not seen the "
+            "original store"
         )
-    further = ((each, each.newest or 0) for each in known)
-    more = [f"{each.stage} v{each.version + 1} to v{newest}" for each, newest in further if newest > each.version]
-    return f"{', '.join(more)}: the last {duration(plan.lost_ms)}" if more else "nothing: it had no later versions"
+    further = ((lost_stage, lost_stage.newest or 0) for lost_stage in tracked)
+    more = [
+        f"{lost_stage.stage} v{lost_stage.version + 1} to v{newest}"
+        for lost_stage, newest in further
+        if newest > lost_stage.version
+    ]
+    return f"{', '.join(more)}: the last {duration(plan.lost_ms)}" if more else "nothing: there were no newer versions"
 
 
 def plan_data(plan: RecoveryPlan) -> dict[str, object]:
-    """The same for machines."""
+    """Return the data of a recovery plan for JSON."""
     inputs = [
-        {"stage": stage, "declared": name, "topic": read.topic, "partition": number, **asdict(each)}
-        for (stage, name), (read, found) in plan.inputs.items()
-        for number, each in enumerate(found)
+        {"stage": stage, "declared": name, "topic": read.topic, "partition": number, **asdict(start)}
+        for (stage, name), (read, starts) in plan.inputs.items()
+        for number, start in enumerate(starts)
     ]
     where = {"cut": _cut_data(plan.replicated), "primary": fields(plan.primary, "root", "unreachable")}
     rows = sum(state.rows for state in plan.in_flight)
@@ -168,79 +174,81 @@ def _cut_data(cut: ReplicaCut) -> dict[str, object]:
     return fields(cut, "number", "stages", "time_ms", "seen_ms", "lacks")
 
 
-def drilled(found: Drill) -> Result:
-    """A drill."""
-    return Result(_drill_data(found), *_drill(found), failed=not found.passed)
+def drilled(result: Drill) -> Result:
+    """Return the result of a drill."""
+    return Result(_drill_data(result), *_drill(result), failed=not result.passed)
 
 
-def _drill(found: Drill) -> Iterator[Block]:
-    yield Title(_sentence(found))
-    yield from of_plan(found.plan)
+def _drill(result: Drill) -> Iterator[Block]:
+    yield Title(_sentence(result))
+    yield from of_plan(result.plan)
     yield ""
-    yield _tables(found)
-    if found.not_compared:
-        yield f"not compared with the app itself: {found.not_compared}"
+    yield _tables(result)
+    if result.not_compared:
+        yield f"not compared with the app itself: {result.not_compared}"
     yield ""
-    yield TableBlock.of(("step", ">took"), _steps(found))
+    yield TableBlock.of(("step", ">took"), _steps(result))
     yield ""
-    yield from verified(found.recovered)
-    for wrong in (*found.replica.differences, *found.recovered.differences):
-        yield f"wrong: {wrong.message}"
-    if found.kept:
-        yield f"the clone stays: {found.clone}"
+    yield from verified(result.recovered)
+    for wrong in (*result.replica.differences, *result.recovered.differences):
+        yield f"difference: {wrong.message}"
+    if result.kept:
+        yield f"clone kept: {result.clone}"
 
 
-def _sentence(found: Drill) -> str:
-    ready = f"ready to run after {duration(found.ready_ms)}"
-    did = f"{found.app} can be recovered from {found.root}: {ready}" if found.passed else ""
-    return did or f"{found.app} cannot be recovered from {found.root} as it was"
+def _sentence(result: Drill) -> str:
+    ready = f"ready to run after {duration(result.ready_ms)}"
+    did = f"{result.app} can be recovered from {result.root}: {ready}" if result.passed else ""
+    return did or f"{result.app} cannot be recovered from {result.root} as it was"
 
 
-def _tables(found: Drill) -> TableBlock:
+def _tables(result: Drill) -> TableBlock:
     rows = [
-        (Name(each.table), f"v{each.version}", each.rows, each.ssts, size(each.bytes), each.checksums)
-        for each in found.tables
+        (Name(table.table), f"v{table.version}", table.rows, table.ssts, size(table.bytes), table.checksums)
+        for table in result.tables
     ]
     return TableBlock.of(("table", ">version", ">rows stored", ">SSTs", ">size", "checksums"), rows)
 
 
-def _steps(found: Drill) -> list[tuple[Cell, ...]]:
-    return [(name, duration(ms)) for name, ms in found.steps]
+def _steps(result: Drill) -> list[tuple[Cell, ...]]:
+    return [(name, duration(ms)) for name, ms in result.steps]
 
 
-def _drill_data(found: Drill) -> dict[str, object]:
-    reports = {"replica": found.replica, "recovered": found.recovered}
+def _drill_data(result: Drill) -> dict[str, object]:
+    reports = {"replica": result.replica, "recovered": result.recovered}
     checked = {name: fields(at, "consistent", "checks", "differences", "bytes_read") for name, at in reports.items()}
     names = ("app", "root", "clone", "kept", "passed", "not_compared", "tables", "versions", "ready_ms")
-    return fields(found, *names, plan=plan_data(found.plan), steps_ms=dict(found.steps), **checked)
+    return fields(result, *names, plan=plan_data(result.plan), steps_ms=dict(result.steps), **checked)
 
 
-def page(found: Drill) -> Page:
-    """A drill, to hand on."""
-    cut = found.plan.replicated
+def page(result: Drill) -> Page:
+    """Return the report page of a drill."""
+    cut = result.plan.replicated
     facts = (
-        ("app", Name(found.app)),
-        ("replica", Name(found.root)),
-        ("where it runs", Name(found.plan.primary.root)),
+        ("app", Name(result.app)),
+        ("replica", Name(result.root)),
+        ("original store", Name(result.plan.primary.root)),
         ("cut", (f"{cut.number}: ", Name(", ".join(f"{s}@v{v}" for s, v in cut.stages.items())))),
         ("newest commit in it", Time(cut.time_ms)),
-        ("lacked nothing at", Time(cut.seen_ms)),
-        ("ready to run after", duration(found.ready_ms)),
-        ("bytes read again", size(found.replica.bytes_read + found.recovered.bytes_read)),
+        ("complete as of", Time(cut.seen_ms)),
+        ("ready to run after", duration(result.ready_ms)),
+        ("bytes read again", size(result.replica.bytes_read + result.recovered.bytes_read)),
     )
-    compared = (f"Not compared with the app itself: {found.not_compared}.",) if found.not_compared else ()
+    compared = (f"Not compared with the app itself: {result.not_compared}.",) if result.not_compared else ()
     sections = [
-        Section("What would be lost, and where it would go on", tuple(of_plan(found.plan))),
-        Section("Tables, by checksum", (_tables(found), *compared)),
-        Section("What each step took", (TableBlock.of(("step", ">took"), _steps(found)),)),
-        Section("The replica's cut, every byte read again", tuple(verified(found.replica))),
-        Section("What would run, every byte read again", tuple(verified(found.recovered))),
+        Section("What would be lost, and where the app would continue", tuple(of_plan(result.plan))),
+        Section("Tables, by checksum", (_tables(result), *compared)),
+        Section("Duration of each step", (TableBlock.of(("step", ">took"), _steps(result)),)),
+        Section("The replica's cut, every byte read again", tuple(verified(result.replica))),
+        Section("The recovered app, every byte read again", tuple(verified(result.recovered))),
     ]
-    if found.kept:
-        sections.append(Section("The clone stays", (Listing(f"slackwater status {found.clone} --store {found.root}"),)))
+    if result.kept:
+        sections.append(
+            Section("The clone is kept", (Listing(f"slackwater status {result.clone} --store {result.root}"),))
+        )
     return Page(
-        title=f"A recovery drill of {found.app}",
-        sentence=(_sentence(found), "."),
+        title=f"A recovery drill of {result.app}",
+        sentence=(_sentence(result), "."),
         facts=Facts(facts),
         sections=tuple(sections),
         closing=closing(),

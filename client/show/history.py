@@ -1,4 +1,4 @@
-"""What has happened: the commits of an app, what was done to it, the changes of a key, the rows that differ."""
+"""Output of commits, operations, changes of a key, and differing rows."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ from .verdict import record_data
 
 
 def log(commits: Sequence[LogEntry], app_name: str) -> Result:
-    """Commits, newest first."""
+    """Return the result of `log`, newest commit first."""
     none = f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     return Result(commits, commits_table(commits) if commits else none)
 
 
 def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
-    """A line for each commit, and one for those right before it that are gone."""
-    # Kafka was asked whether it still holds what they read.
+    """Return a table with a row per commit, and a row for versions that gc removed right before it."""
+    # Set only if Kafka was asked.
     with_replays = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
     rows: list[tuple[Cell, ...]] = []
@@ -42,15 +42,15 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 formats.duration(entry.duration_ms) if KINDS[entry.kind].shows_reading else "-",
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
-                *([_can_be(entry)] if with_replays else []),
-                _read(entry) or "; ".join(_instead(entry)),
+                *([_recovery_options(entry)] if with_replays else []),
+                _read(entry) or "; ".join(_other_effects(entry)),
             )
         )
         if entry.thinned is not None:
             first, last = entry.thinned
             versions, none = f"v{first}..v{last}" if first < last else f"v{first}", "-" * (timed + with_replays)
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
-    more = (*(["watermark"] if timed else []), *(["can be"] if with_replays else []))
+    more = (*(["watermark"] if timed else []), *(["available"] if with_replays else []))
     return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
 
 
@@ -60,37 +60,37 @@ def _rows_in(entry: LogEntry) -> Cell:
     return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
 
 
-def _can_be(entry: LogEntry) -> str:
-    """Whether a version can be restored alone, or replayed too."""
+def _recovery_options(entry: LogEntry) -> str:
+    """Return the recovery options of a version: restore alone, or also replay."""
     if entry.replayable:
-        return "restored, replayed"
-    return "; ".join(("restored", *map(anew, entry.replaced)))
+        return "restore, replay"
+    return "; ".join(("restore", *map(anew, entry.replaced)))
 
 
 def anew(topic: str) -> str:
-    """Why what was read of a topic cannot be read again, where another topic has its name."""
-    return f"topic {topic} is another one now"
+    """Return the reason why a topic's input cannot be replayed: the topic was recreated."""
+    return f"topic {topic} was recreated"
 
 
 def _read(entry: LogEntry) -> str:
-    """What it read, and which batches of a query of Spark's that were."""
+    """Return the offset ranges that a version read, with the batches of an attached Spark query."""
     return ": ".join(filter(None, (entry.attached, formats.windows(map(str, entry.windows)))))
 
 
-def _instead(entry: LogEntry) -> Iterator[str]:
-    """What a version that read nothing did: what a claim went on without, columns, another name."""
+def _other_effects(entry: LogEntry) -> Iterator[str]:
+    """Yield what a version without input did: offsets that a claim skipped, added columns, a rename."""
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
-        yield f"since here: {', '.join(entry.added)}"
+        yield f"added columns: {', '.join(entry.added)}"
     if entry.rewound is not None:
-        yield f"as v{entry.rewound} was" if entry.rewound else "as before it began"
+        yield f"back to the state of v{entry.rewound}" if entry.rewound else "back to before the first version"
     if entry.reset:
-        yield f"reads on from elsewhere: {formats.windows(entry.reset)}"
+        yield f"offsets reset: {formats.windows(entry.reset)}"
     if entry.edited:
-        yield f"by hand: {entry.edited}"
+        yield f"edit: {entry.edited}"
     if entry.deployed:
         yield f"deploy: {entry.deployed}"
     if entry.renamed:
@@ -98,69 +98,77 @@ def _instead(entry: LogEntry) -> Iterator[str]:
 
 
 def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
-    """What people did to an app: all of it, or some that was asked for."""
+    """Return the result of `log --operations`."""
     if not done:
-        nothing = "nothing of that kind was done" if is_filtered else "nothing was done"
-        return Result(done, f"{nothing} to {app_name} from the command line yet")
-    more = {"versions": [", ".join(_made(each)) for each in done], "why": [each.message for each in done]}
+        nothing = "no matching operation" if is_filtered else "no operation"
+        return Result(done, f"{nothing} on {app_name} yet")
+    more = {
+        "versions": [", ".join(_version_changes(operation)) for operation in done],
+        "why": [operation.message for operation in done],
+    }
     more = {heading: column for heading, column in more.items() if any(column)}
     rows = (
-        (instants.when(each.time_ms), each.verb, each.detail, each.by, *others)
-        for each, *others in zip(done, *more.values(), strict=True)
+        (instants.when(operation.time_ms), operation.verb, operation.detail, operation.by, *extra_cells)
+        for operation, *extra_cells in zip(done, *more.values(), strict=True)
     )
     return Result(done, TableBlock.of(("done", "what", "detail", "by", *more), rows))
 
 
-def _made(done: Operation) -> Iterator[str]:
-    """The versions of each stage before and after an operation."""
+def _version_changes(done: Operation) -> Iterator[str]:
+    """Yield the versions of each stage before and after an operation."""
     for stage in done.before:
         yield f"{stage} v{done.before[stage]}" + (f" to v{done.after[stage]}" if stage in done.after else "")
 
 
 def key_history(
-    found: RowHistory, key: str, behind: Sequence[Guilty | None] | None = None, *, limit: int = 0, verbose: bool = False
+    row_history: RowHistory,
+    key: str,
+    records: Sequence[Guilty | None] | None = None,
+    *,
+    limit: int = 0,
+    verbose: bool = False,
 ) -> Result:
-    """The changes of a key, which the person who asked wrote as `key`; `behind` is the record behind each."""
-    reasons = [each.reason for each in behind or () if each is not None and each.reason]
-    notes = [f"note: the record behind one change cannot be told: {reason}" for reason in reasons]
-    notes += _notes(found, limit)
+    """Return the result of `history` for a key, as typed; `records` has the record behind each change."""
+    reasons = [record.reason for record in records or () if record is not None and record.reason]
+    notes = [f"note: no record found for one change: {reason}" for reason in reasons]
+    notes += _notes(row_history, limit)
     if verbose:
-        requests = formats.plural(found.reads.requests, "request")
-        notes.append(f"read {formats.size(found.reads.bytes)} of SSTs in {requests}")
+        requests = formats.plural(row_history.reads.requests, "request")
+        notes.append(f"read {formats.size(row_history.reads.bytes)} of SSTs in {requests}")
     names = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
     changes = (
-        fields(each, *names)
-        | {"change": each.kind, "inherited": each.inherited or None, "formerly": each.formerly or None}
+        fields(change, *names)
+        | {"change": change.kind, "inherited": change.inherited or None, "formerly": change.formerly or None}
         | {"record": record_data(record)}
-        for each, record in zip(found.changes, behind or (None,) * len(found.changes), strict=True)
+        for change, record in zip(row_history.changes, records or (None,) * len(row_history.changes), strict=True)
     )
     data = {
-        **fields(found, "app", "table"),
-        "key": values.rows(found.key)[0],
+        **fields(row_history, "app", "table"),
+        "key": values.rows(row_history.key)[0],
         "changes": values.stream(changes),
-        "whole_from": found.whole_from or None,
-        "read": fields(found.reads, "requests", "bytes"),
+        "whole_from": row_history.whole_from or None,
+        "read": fields(row_history.reads, "requests", "bytes"),
     }
-    never = f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
-    return Result(data, changes_table(found, behind) if found.changes else never, notes=notes)
+    never = f"table {row_history.table} of {row_history.app} has no key {key} in any kept version"
+    return Result(data, changes_table(row_history, records) if row_history.changes else never, notes=notes)
 
 
-def changes_table(found: RowHistory, behind: Sequence[Guilty | None] | None = None) -> TableBlock:
-    """A line for each value that changed; the first of a change says when, by which version, and of what it came."""
-    reads = [formats.windows(map(str, change.windows)) for change in found.changes]
-    records = reads if behind is None else [record_of_key(each) for each in behind]
+def changes_table(row_history: RowHistory, records_behind: Sequence[Guilty | None] | None = None) -> TableBlock:
+    """Return a table with a row per changed value; the first row of a change has its time, version and source."""
+    reads = [formats.windows(map(str, change.windows)) for change in row_history.changes]
+    records = reads if records_behind is None else [record_of_key(record) for record in records_behind]
     rows: list[tuple[Cell, ...]] = []
-    for change, record in zip(found.changes, records, strict=True):
-        what = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
-        first, *others = value_lines(change.before, change.after)
-        rows.append((instants.when(change.time_ms), f"v{change.version}", what, *first, record))
-        rows += (("", "", "", *line, "") for line in others)
-    last = "read" if behind is None else "record"
+    for change, record in zip(row_history.changes, records, strict=True):
+        kind = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
+        first, *more_lines = value_lines(change.before, change.after)
+        rows.append((instants.when(change.time_ms), f"v{change.version}", kind, *first, record))
+        rows += (("", "", "", *line, "") for line in more_lines)
+    last = "read" if records_behind is None else "record"
     return TableBlock.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
 
 
 def record_of_key(guilty: Guilty | None) -> str:
-    """The record of one change of a key, and of how many that reach the key it is the last; `-` for none."""
+    """Return the record behind one change of a key, and how many records reach the key; `-` for none."""
     if guilty is None or not guilty.hops:
         return "-"
     record = str(guilty.hops[-1].record)
@@ -171,87 +179,87 @@ def record_of_key(guilty: Guilty | None) -> str:
     return f"{record} (the last of {guilty.of_key:,} records of this key)"
 
 
-def _notes(found: RowHistory, limit: int) -> Iterator[str]:
-    """What the list does not say: older changes, and versions that are not there any more."""
-    if found.changes and len(found.changes) == limit:
+def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:
+    """Yield notes about changes that the list omits: older changes, and versions that gc removed."""
+    if row_history.changes and len(row_history.changes) == limit:
         yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
-    for change in found.changes:
+    for change in row_history.changes:
         if change.inherited == "clone":
-            yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
+            yield f"* {row_history.app} is a clone: the row is older, and its earlier history is in the source"
         elif change.inherited == "renamed":
-            goes_on = f"slackwater history {found.app}/{change.formerly} KEY goes on"
-            until = f"* {found.table} was called {change.formerly} until v{change.version}"
-            yield f"{until}, and the row was there: {goes_on}"
+            goes_on = f"slackwater history {row_history.app}/{change.formerly} KEY"
+            until = f"* {row_history.table} was called {change.formerly} until v{change.version}"
+            yield f"{until}; for the earlier history: {goes_on}"
         elif change.inherited:
-            yield f"* the row was there at v{change.version}, and what was before that gc has collected"
-    if any(change.gap for change in found.changes):
-        yield "* gc collected versions right before: what changed in them shows as one change"
-    if found.whole_from:
-        whole = f"whole from v{found.whole_from} on; older versions were thinned out by gc"
-        yield f"note: the history of {found.app}/{found.table} is {whole}"
+            yield f"* the row existed at v{change.version}; gc has removed its earlier history"
+    if any(change.gap for change in row_history.changes):
+        yield "* gc has removed the versions right before: their changes are shown as one"
+    if row_history.whole_from:
+        whole = f"complete from v{row_history.whole_from} on; gc has thinned out older versions"
+        yield f"note: the history of {row_history.app}/{row_history.table} is {whole}"
 
 
 def diff(
     refs: Sequence[str],
     cuts: Sequence[Cut],
-    found: Sequence[TableDiff],
+    tables: Sequence[TableDiff],
     *,
     with_rows: bool = True,
     with_values: bool = True,
     out: Path | None = None,
     most: int = 0,
 ) -> Result:
-    """The rows that differ between two moments, named by `refs`; `out` is the file that has all of them.
+    """Return the result of `diff` between two moments, named by `refs`. `out` is the file with all rows.
 
-    For machines, of each table at most so many as `most` says; 0 for all.
+    In JSON, a table has at most `most` rows; 0 is no limit.
     """
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike", "near")
-    equal = all(each.equal for each in found)
+    equal = all(table.equal for table in tables)
     sides = zip("ab", refs, cuts, strict=True)
     data = {
         **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
         "tables": [
-            fields(each, *names, rows=changed_rows(some, with_values=with_values) if with_rows else None)
-            for each, some in ((each, each.changes.head(most) if most else each.changes) for each in found)
+            fields(table, *names, rows=changed_rows(some, with_values=with_values) if with_rows else None)
+            for table, some in ((table, table.changes.head(most) if most else table.changes) for table in tables)
         ],
         "file": out,
     }
     blocks: list[Block] = []
-    for each in found:
-        blocks += ["", *table_diff(each, with_rows=with_rows, with_values=with_values, out=out)]
+    for table in tables:
+        blocks += ["", *table_diff(table, with_rows=with_rows, with_values=with_values, out=out)]
     return Result(data, *blocks[1:], failed=not equal)
 
 
 def table_diff(
-    each: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
+    diff: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
 ) -> Iterator[Block]:
-    """How one table differs."""
-    counts = ((each.added, "added"), (each.removed, "removed"), (each.changed, "changed"))
-    differing = ", ".join(f"{number:,} {what}" for number, what in counts if number)
-    yield Title(f"{each.table}: {differing or 'no row differs'}")
-    yield from each.unlike
-    yield from tolerance(each.near)
-    if each.changed and each.columns:
-        about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
-        # Rounded down: all are equal only where all are.
-        equal = [(each.rows_in_both - one.differing) * 1_000_000 // each.rows_in_both for one in each.columns]
-        counted = zip(each.columns, equal, strict=True)
-        lines = ((one.column, one.differing, f"{parts / 10_000:g} %") for one, parts in counted)
+    """Yield the blocks of one table's differences."""
+    counts = ((diff.added, "added"), (diff.removed, "removed"), (diff.changed, "changed"))
+    differing = ", ".join(f"{number:,} {label}" for number, label in counts if number)
+    yield Title(f"{diff.table}: {differing or 'no row differs'}")
+    yield from diff.unlike
+    yield from tolerance(diff.near)
+    if diff.changed and diff.columns:
+        about = f"of {'about ' if diff.about else ''}{formats.plural(diff.rows_in_both, 'row')}"
+        # Rounded down, so that 100 % means that all are equal.
+        equal = [(diff.rows_in_both - column.differing) * 1_000_000 // diff.rows_in_both for column in diff.columns]
+        counted = zip(diff.columns, equal, strict=True)
+        lines = ((column.column, column.differing, f"{parts / 10_000:g} %") for column, parts in counted)
         yield TableBlock.of(("column", ">differ", f">{about} equal"), lines)
-    if not (with_rows and len(each.changes)):
+    if not (with_rows and len(diff.changes)):
         return
     yield ""
-    some = each.changes.head(formats.MOST_SHOWN)
-    headings: tuple[str | Name, ...] = ("", *map(Name, each.changes.keys.column_names))
+    some = diff.changes.head(formats.MOST_SHOWN)
+    headings: tuple[str | Name, ...] = ("", *map(Name, diff.changes.keys.column_names))
     keys = [(change, (change.kind, *map(key_word, change.key.values()))) for change in some]
     if with_values:
-        # A line for each value that differs; of a row that one side has, for each that it has.
+        # A line per differing value; for a row on one side only, a line per value.
         rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))
         yield TableBlock.of((*headings, "column", ">before", ">after"), rows)
     else:
         yield TableBlock.of(headings, (key for _, key in keys))
-    if (more := len(each.changes) - formats.MOST_SHOWN) > 0:
+    if (more := len(diff.changes) - formats.MOST_SHOWN) > 0:
         yield f"and {more:,} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:
-        yield f"{formats.plural(len(each.changes), 'row')} in {out}"
+        yield f"{formats.plural(len(diff.changes), 'row')} in {out}"

@@ -1,4 +1,4 @@
-"""What changes what is stored: collection, compaction, rescaling, retiring, removal, forgetting, as they are shown."""
+"""Output of operations on stored state: gc, compaction, archives, rewind, edit, rescale, removal, forget, tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -44,81 +44,83 @@ _RULES = {
     "snapshot": "snapshots",
     "clone": "clones",
 }
-"""Why versions are kept, in words."""
+"""Texts for the reasons why gc keeps versions."""
 
 
 ASKING = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
-"""The verbs that want the name of a protected app."""
+"""Verbs that ask for the name of a protected app."""
 
 
-def explained(found: Explanation) -> Result:
-    """Why an object is kept, or not."""
-    title = f"{found.object} {'is kept' if found.kept else 'goes at the next collection'}"
-    return Result(found, Title(title), *found.reasons)
+def explained(explanation: Explanation) -> Result:
+    """Return the result of `gc --explain` for one object."""
+    title = f"{explanation.object} {'is kept' if explanation.kept else 'will be deleted by the next gc'}"
+    return Result(explanation, Title(title), *explanation.reasons)
 
 
 @result
 def collected(done: Collected) -> Words:
-    """What garbage collection took, and why the rest stays."""
+    """Yield the blocks of a garbage collection: what it deleted, and why the rest is kept."""
     verb = "would collect" if done.dry_run else "collected"
-    what = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
-    # Their objects go an hour later: whoever has read the index of before may be reading them.
+    deleted = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
+    # Their objects are deleted an hour later, because readers of the previous index may still use them.
     if done.archived_records:
-        what.append(f"{plural(done.archived_records, 'record')} in the input archive")
-    yield Title(f"{verb} {', and '.join(what) or 'nothing'} of {done.app}")
-    headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept")
+        deleted.append(f"{plural(done.archived_records, 'record')} in the input archive")
+    yield Title(f"{verb} {', and '.join(deleted) or 'nothing'} of {done.app}")
+    headings = ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "kept range", ">size kept")
     sizes = ((s, size(s.bytes), f"v{s.first} to v{s.head}", size(s.kept_bytes)) for s in done.stages)
-    rows = ((s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, kept) for s, gone, whole, kept in sizes)
+    rows = (
+        (s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, size_kept) for s, gone, whole, size_kept in sizes
+    )
     yield TableBlock.of(headings, rows)
-    words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
-    for each in done.stages:
-        yield f"{each.stage} keeps {', '.join(f'{count(n)} {words[rule]}' for rule, n in each.rules.items())}"
-    for each in done.stages:
-        for reader in each.held_up_by:
+    rules = _RULES | ({"retention": "that no rule expires"} if done.retention.keeps_everything else {})
+    for stage in done.stages:
+        yield f"{stage.stage} keeps {', '.join(f'{count(n)} {rules[rule]}' for rule, n in stage.rules.items())}"
+    for stage in done.stages:
+        for reader in stage.held_up_by:
             advice = ask_whether_gone(done.app, [reader])
-            yield f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
+            yield f"{stage.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
     if done.archives:
         of_archive = ("input archive", ">records gone", ">objects gone", ">size gone", ">records kept", ">size kept")
         yield TableBlock.of(of_archive, map(_archived, done.archives))
     if done.records:
-        yield f"{plural(done.records, 'object')} of records in flight that no snapshot names"
+        yield f"{plural(done.records, 'object')} of in-flight records that no snapshot needs"
     if done.leftovers:
-        yield f"{plural(done.leftovers, 'write')} that had broken off"
+        yield f"{plural(done.leftovers, 'interrupted write')}"
     for lost in done.absent:
-        yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is not there; what else it pins stays"
+        yield f"snapshot {lost.snapshot} pins {lost.stage}@v{lost.version}, which is missing; its other pins hold"
     for sentence in done.damaged:
-        yield f"nothing was collected of one archive: {sentence}"
-    if waiting := sum(each.waiting_ssts for each in done.stages):
-        yield f"{plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+        yield f"one archive was skipped: {sentence}"
+    if waiting := sum(stage.waiting_ssts for stage in done.stages):
+        yield f"{plural(waiting, 'unreferenced SST')} kept: the next batch may refer to them"
     if done.retention.keeps_everything:
-        yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"
+        yield "no retention rule is set, so all history is kept; set rules under [retention] in slackwater.toml"
     return done
 
 
-def _archived(each: ArchiveCollected) -> tuple[str | int, ...]:
-    topic = each.topic if each.life == 1 else f"{each.topic} (made anew, {each.life})"
-    return topic, each.records, each.objects, size(each.bytes), each.kept_records, size(each.kept_bytes)
+def _archived(archive: ArchiveCollected) -> tuple[str | int, ...]:
+    topic = archive.topic if archive.life == 1 else f"{archive.topic} (recreated, {archive.life})"
+    return topic, archive.records, archive.objects, size(archive.bytes), archive.kept_records, size(archive.kept_bytes)
 
 
 def compacted_line(done: Compacted) -> str:
-    """One version that merged SSTs, in one line."""
-    words = (
+    """Return a line about a version that merged SSTs."""
+    parts = (
         f"{done.stage} v{done.version}",
         f"{plural(done.inputs, 'SST')} to {done.outputs}",
         f"partition{'s' if len(done.partitions) > 1 else ''} {', '.join(map(str, done.partitions))}",
         f"{size(done.bytes_read)} read, {size(done.bytes_written)} written",
-        f"{plural(done.left_out, 'merge')} left out: somebody else was faster" if done.left_out else "",
+        f"{plural(done.left_out, 'merge')} skipped: another process was faster" if done.left_out else "",
     )
-    return "  ".join(filter(None, words))
+    return "  ".join(filter(None, parts))
 
 
 @operation
 def compacted(
     app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
 ) -> Words:
-    """What was merged; `earlier` are the versions that did when nothing is left to."""
+    """Yield the blocks of a compaction; without merges, `earlier` has the versions of the last merges."""
     if earlier:
-        merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
+        merged = (f"{manifest.stage} by v{manifest.version}, {instants.age(manifest.time_ms)}" for manifest in earlier)
         yield Already(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
     elif not done and not archives:
         yield f"nothing to merge in {app_name}"
@@ -128,9 +130,9 @@ def compacted(
         sizes = ((m, size(m.bytes_read), size(m.bytes_written)) for m in done)
         rows = ((m.stage, f"v{m.version}", m.merges, m.inputs, m.outputs, read, wrote) for m, read, wrote in sizes)
         yield TableBlock.of(headings, rows)
-    for one in archives:
-        what = f"{one.topic}: {plural(one.before, 'object')} to {one.after}, {size(one.bytes)} read"
-        yield f"merged in the input archive of {what}"
+    for archive in archives:
+        summary = f"{archive.topic}: {plural(archive.before, 'object')} to {archive.after}, {size(archive.bytes)} read"
+        yield f"merged in the input archive of {summary}"
     return {"app": app_name, "versions": done, "archives": archives}
 
 
@@ -138,192 +140,195 @@ def compacted(
 def to_compact(
     app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = (), *, dry_run: bool
 ) -> Words:
-    """What would be merged."""
+    """Yield the blocks of a compaction's dry run."""
     if not due and not archives:
         yield f"nothing to merge in {app_name}"
     elif due:
         yield Title(f"would merge in {app_name}")
-        words = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
-        rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in words)
+        merges = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
+        rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in merges)
         yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
-    for one in archives:
-        yield f"would merge {plural(one.before - one.after + 1, 'object')} of the input archive of {one.topic} first"
+    for archive in archives:
+        first = plural(archive.before - archive.after + 1, "object")
+        yield f"would merge {first} of the input archive of {archive.topic} first"
     return {"app": app_name, "merges": due, "archives": archives}
 
 
 @operation
 def archived(
-    app_name: str, found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
+    app_name: str, archives_found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
 ) -> Words:
-    """The input archives of an app, and what they were filled with."""
-    for one in filled or ():
+    """Yield the blocks of an app's input archives, and of the records added to them."""
+    for topic in filled or ():
         if dry_run:
-            yield f"would add {plural(one.offsets, 'offset')} of {one.topic} to its input archive"
-        elif one.offsets:
-            yield f"added {plural(one.records, 'record')} of {one.topic} to its input archive"
+            yield f"would add {plural(topic.offsets, 'offset')} of {topic.topic} to its input archive"
+        elif topic.offsets:
+            yield f"added {plural(topic.records, 'record')} of {topic.topic} to its input archive"
         else:
-            yield f"done already: of {one.topic} the input archive has all that Kafka still has"
-        if one.gone:
-            yield f"gone from Kafka, and in no archive: {', '.join(one.topic + each for each in one.gone[:MOST_SHOWN])}"
+            yield f"done already: the input archive of {topic.topic} has all records that Kafka still has"
+        if topic.gone:
+            gaps = ", ".join(f"{topic.topic}{gap}" for gap in topic.gone[:MOST_SHOWN])
+            yield f"deleted from Kafka and not archived: {gaps}"
     if filled is not None and not filled:
         yield f"{app_name} has read nothing since then"
-    if not found:
-        yield f'{app_name} has no input archive; input = "30d" under [retention] in slackwater.toml keeps one'
+    if not archives_found:
+        yield f'{app_name} has no input archive; to keep one, set input = "30d" under [retention] in slackwater.toml'
     else:
-        yield archives(found)
-    for each in found:
-        yield f"{each.topic} from {', '.join(each.holds[:MOST_SHOWN]) or 'nowhere yet'}"
-        for gap in each.gaps[:MOST_SHOWN]:
-            yield f"a gap: {each.topic}{gap}; what is read there, such as a replay, ends with an error"
-    return {"app": app_name, "archives": found, "filled": filled}
+        yield archives(archives_found)
+    for archive in archives_found:
+        yield f"{archive.topic} from {', '.join(archive.holds[:MOST_SHOWN]) or 'no offset yet'}"
+        for gap in archive.gaps[:MOST_SHOWN]:
+            yield f"gap: {archive.topic}{gap}; reading it, for example in a replay, fails"
+    return {"app": app_name, "archives": archives_found, "filled": filled}
 
 
 @operation
-def protected(found: Protection, *, already: bool) -> Words:
-    """An app that is protected."""
-    why = f": {found.message}" if found.message else ""
+def protected(protection: Protection, *, already: bool) -> Words:
+    """Yield the blocks of a protection."""
+    why = f": {protection.message}" if protection.message else ""
     if already:
-        yield Already(f"{found.app} is protected by {found.by}, {instants.when(found.time_ms)}{why}")
+        yield Already(f"{protection.app} is protected by {protection.by}, {instants.when(protection.time_ms)}{why}")
     else:
-        yield f"{found.app} is protected{why}; {ASKING} want its name once more"
-    return {"app": found.app, "protected": found}
+        yield f"{protection.app} is protected{why}; {ASKING} require its name"
+    return {"app": protection.app, "protected": protection}
 
 
 @operation
 def unprotected(app_name: str, *, was: bool) -> Words:
-    """An app that is protected no more."""
-    yield f"{app_name} is protected no more" if was else Already(f"{app_name} is not protected")
+    """Yield the blocks of a removed protection."""
+    yield f"{app_name} is no longer protected" if was else Already(f"{app_name} is not protected")
     return {"app": app_name, "protected": None}
 
 
 @operation
 def rewound(done: Rewound, *, dry_run: bool) -> Words:
-    """An app that was taken back to an earlier moment, or would be."""
+    """Yield the blocks of a rewind or its dry run."""
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield Already(f"{app} is what it was at {plan.ref}")
+        yield Already(f"{app} has the state of {plan.ref}")
     else:
         yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
-    for each in plan.stages:
-        was = f"as v{each.to} was" if each.to else "as before it began"
-        now = f"v{versions[each.stage]}" if each.stage in versions else f"v{each.version} now"
-        yield f"{each.stage}  {now}  {was}{', retired' if each.retires else ''}"
-        if each.offsets:
-            yield f"  reads again {windows(each.offsets)}"
+    for stage in plan.stages:
+        was = f"state of v{stage.to}" if stage.to else "state before its first version"
+        now = f"v{versions[stage.stage]}" if stage.stage in versions else f"v{stage.version} now"
+        yield f"{stage.stage}  {now}  {was}{', retired' if stage.retires else ''}"
+        if stage.offsets:
+            yield f"  re-reads {windows(stage.offsets)}"
     for table in done.changes:
-        counts = ((table.removed, "went"), (table.added, "came back"), (table.changed, "changed back"))
+        counts = ((table.removed, "removed"), (table.added, "restored"), (table.changed, "changed back"))
         yield f"{table.table}: " + (
-            ", ".join(f"{plural(n, 'row')} {what}" for n, what in counts if n) or "no row changes"
+            ", ".join(f"{plural(n, 'row')} {verb}" for n, verb in counts if n) or "no row changes"
         )
     for sink in plan.sinks:
         if sink.rows:
             where = windows(sink.offsets)
             them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
-            yield f"sink {sink.sink}: published since, and not to be unsent: {them}; what is read again comes once more"
+            yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
         if sink.dropped:
-            yield f"sink {sink.sink}: {plural(sink.dropped, 'row')} not published yet are dropped, and come once more"
+            unpublished = plural(sink.dropped, "unpublished row")
+            yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"
     if plan.others:
         had = " and ".join(plan.others)
-        yield f"{had} had the name since, by a promotion: what was published under it meanwhile is not undone either"
+        yield f"{had} had the name since then (promotion): rows that it published are not undone either"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
-        yield f"what was undone: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
-        reads_on = "where it was" if plan.table_only else "from there"
-        yield f"the next `slackwater run` reads on {reads_on}"
-    changes = [fields(each, "table", "added", "removed", "changed") for each in done.changes]
-    told = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
-    told |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
-    return told
+        yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
+        offsets = "its current offsets" if plan.table_only else "these offsets"
+        yield f"the next `slackwater run` continues at {offsets}"
+    changes = [fields(table_changes, "table", "added", "removed", "changed") for table_changes in done.changes]
+    data = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
+    data |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
+    return data
 
 
 @operation
 def reset(done: ResetDone, *, dry_run: bool) -> Words:
-    """Topics that are read on from elsewhere, or would be."""
+    """Yield the blocks of an offset reset or its dry run."""
     app, would = done.app, "would be " if dry_run else ""
     if not done.stages:
-        yield Already(f"{app} reads on there")
+        yield Already(f"{app} continues at these offsets")
     else:
         yield Title(f"{app} {would}reset {done.scenario}")
-    for each in done.stages:
-        now = f"v{done.versions[each.stage]}" if each.stage in done.versions else f"v{each.version} now"
-        yield f"{each.stage}  {now}  reads on from elsewhere: {windows(map(str, each.moved))}"
-        for why in each.made_again:
+    for stage in done.stages:
+        now = f"v{done.versions[stage.stage]}" if stage.stage in done.versions else f"v{stage.version} now"
+        yield f"{stage.stage}  {now}  continues at {windows(map(str, stage.moved))}"
+        for why in stage.made_again:
             yield f"  {why}"
-        if each.read_again:
-            yield f"  {plural(each.read_again, 'offset')} read twice: tables count what is there once more"
-        if each.skipped:
-            here = " of the topic that is there now" if each.made_again else ""
-            only = "right only if the app has read the same records" if here else "no table ever knows of them"
-            yield f"  {plural(each.skipped, 'offset')}{here} skipped: {only}"
-        if each.watermark_ms is not None:
-            yield f"  rows of before {instants.iso(each.watermark_ms)}, its watermark, come too late for a window"
-        if each.sinks:
-            yield f"  what is read twice is published twice, to {', '.join(each.sinks)}"
+        if stage.read_again:
+            yield f"  {plural(stage.read_again, 'offset')} re-read: tables count their records again"
+        if stage.skipped:
+            of_current_topic = " of the current topic" if stage.made_again else ""
+            only = "correct only if the app has read the same records" if of_current_topic else "their records are lost"
+            yield f"  {plural(stage.skipped, 'offset')}{of_current_topic} skipped: {only}"
+        if stage.watermark_ms is not None:
+            yield f"  rows before {instants.iso(stage.watermark_ms)}, the watermark, are too late for a window"
+        if stage.sinks:
+            yield f"  re-read records are published again, to {', '.join(stage.sinks)}"
     if done.snapshot and not dry_run:
-        if any(each.made_again for each in done.stages):
-            gone = "a rewind to it is refused, as the topic that it read is gone"
-            yield f"as it was: {app}@{done.snapshot}; it can be queried and compared; {gone}"
+        if any(stage.made_again for stage in done.stages):
+            gone = "a rewind to it is refused, because its topic is gone"
+            yield f"previous state: {app}@{done.snapshot}, for queries and diffs; {gone}"
         else:
             was = f"{app}@{done.snapshot}"
-            yield f"as it was: {was}; back to it: ", NextCommand(f"slackwater rewind {was}")
-        yield "the next `slackwater run` reads on from there"
+            yield f"previous state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
+        yield "the next `slackwater run` continues at these offsets"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
-    told = {"reset": done.number or None, "snapshot": done.snapshot or None}
-    return fields(done, "app", "versions", stages=[fields(each, *names) for each in done.stages]) | told
+    data = {"reset": done.number or None, "snapshot": done.snapshot or None}
+    return fields(done, "app", "versions", stages=[fields(stage, *names) for stage in done.stages]) | data
 
 
 @operation
-def edited(done: EditDone, before: Manifest, *, with_values: bool, dry_run: bool) -> Words:
-    """Rows of a table that were changed by hand, or would be; `before` is the version that it was done to."""
+def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bool) -> Words:
+    """Yield the blocks of an edit by hand or its dry run; `previous` is the version that it changed."""
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
-        yield Already(f"{stage} v{done.version} did it; to do it once more, say --again")
+        yield Already(f"{stage} v{done.version} has this edit; to apply it again, add --again")
     elif changes is None:
         yield f"no row of {stage} changes: nothing was done"
     elif dry_run:
         yield Title(f"would change {plural(number, 'row')} of {stage}")
     else:
-        who = f", by {done.runner} between two batches" if done.runner else ""
+        who = f", applied by {done.runner} between two batches" if done.runner else ""
         yield Title(f"{stage} v{done.version}: changed {plural(number, 'row')}{who}")
     if changes is not None and with_values:
         yield values.changes(changes)
         if (more := number - MOST_SHOWN) > 0:
             yield f"and {more:,} more; --json gives all"
     if changes is not None and not dry_run:
-        yield "nothing was sent on for it: what reads this stage has what it was sent before"
-        yield "as it was: ", NextCommand(f"slackwater query {stage}@v{done.version - 1}")
+        yield "nothing was sent downstream: stages that read this one keep the old rows"
+        yield "previous state: ", NextCommand(f"slackwater query {stage}@v{done.version - 1}")
     kinds = changes.kinds().tolist() if changes is not None else []
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
-    told = {"version": done.version or None, "before": before.version, "runner": done.runner or None}
+    data = {"version": done.version or None, "before": previous.version, "runner": done.runner or None}
     rows = values.changed_rows(changes or ()) if with_values else None
-    return fields(done, "app", "stage", rows=rows) | counts | told
+    return fields(done, "app", "stage", rows=rows) | counts | data
 
 
 @operation
 def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
-    """Another number of state partitions."""
+    """Yield the blocks of a rescale."""
     stage = f"{done.app}/{done.stage}"
-    what = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
+    change = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
     if done.before == done.partitions:
         yield Already(f"{stage} has {plural(done.before, 'state partition')}")
     elif dry_run:
-        yield f"would rescale {what} with v{done.version}"
+        yield f"would rescale {change} with v{done.version}"
     else:
-        yield f"rescaled {what} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
-        yield "a runner that is on stops now; go on with them: ", NextCommand("slackwater run FILE")
+        yield f"rescaled {change} with v{done.version}; {plural(done.ssts, 'SST')} kept as they are"
+        yield "a running stage stops now; to continue: ", NextCommand("slackwater run FILE")
     return asdict(done)
 
 
 @operation
 def retired(done: Retired, *, dry_run: bool) -> Words:
-    """A stage without which the app goes on."""
+    """Yield the blocks of a stage's retirement."""
     data, stage = asdict(done), f"{done.app}/{done.stage}"
     if done.already:
         yield Already(f"{stage} is retired since v{done.version}")
         return data
-    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
+    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'unknown'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"
@@ -334,182 +339,192 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
     if done.snapshots:
         yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
     for sender, versions in done.unread.items():
-        yield f"it has not read {plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+        yield f"it has not read {plural(versions, 'version')} of {sender}, which gc no longer keeps for it"
     if not dry_run:
-        yield "see its last state: ", NextCommand(f"slackwater query {stage}"), "; a program that has it brings it back"
+        yield (
+            "see its last state: ",
+            NextCommand(f"slackwater query {stage}"),
+            "; a program that declares it brings it back",
+        )
     return data
 
 
 @operation
 def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
-    """An app that was removed wholly; `groups` are its consumer groups, which go with the topics if `topics` do."""
-    removal, what, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
+    """Yield the blocks of an app's removal; its consumer groups, `groups`, are removed if `topics` are."""
+    removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = in_folder(called, removal.app)
     if done.already:
         yield Already(f"{app} was removed {instants.when(removal.time_ms)}, by {removal.by}")
     else:
-        stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
-        counted = (stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
+        stages, versions = (len(removal.stages), "stage"), (contents.versions, "version")
+        counted = (stages, versions, (contents.ssts, "SST"), (contents.snapshots, "snapshot"))
         counts = ", ".join(plural(number, noun) for number, noun in counted)
-        yield f"{verb} {app}: {counts}; {plural(what.objects, 'object')}, {size(what.bytes)}"
+        yield f"{verb} {app}: {counts}; {plural(contents.objects, 'object')}, {size(contents.bytes)}"
     for kind, names in (("topics", ", ".join(removal.topics)), ("consumer groups", ", ".join(groups))):
         if names and topics:
             yield f"{verb} from Kafka its {kind} {names}"
         elif names:
-            yield f"left in Kafka are its {kind} {names}: --topics removes them"
+            yield f"kept in Kafka: its {kind} {names} (--topics removes them)"
     return asdict(done) | {"groups": groups}
 
 
 _TOPICS = {
     "input": "yours",
     "channel": "between stages",
-    "sink's own topic": "a sink's, inside",
+    "sink's own topic": "a sink's, internal",
     "sink's topic": "a sink's",
 }
 
 
 @operation
-def forgot(done: Forgot, of: str, *, dry_run: bool) -> Words:
-    """What was taken out of an app that is called so, or would be, and what that does not reach."""
+def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
+    """Yield the blocks of a forget or its dry run: what was deleted, and what is out of reach."""
     keys = plural(done.keys, "key")
 
     def called(app: str) -> str:
-        return of if app == done.app else app
+        return app_name if app == done.app else app
 
     if dry_run:
-        yield Title(f"would forget {keys} in {of}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}")
-        yield from _gone(done.gone)
-        yield from _held(done.held)
+        yield Title(
+            f"would forget {keys} in {app_name}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}"
+        )
+        yield from _gone_table(done.gone)
+        yield from _matches_table(done.held)
     else:
-        yield Title(f"forgot {keys} in {of}: {plural(done.rows, 'stored row')} and records")
-        what = f"{size(done.read_bytes)} held one; {size(done.written_bytes)} in their place"
-        yield f"{what}; {plural(done.deleted, 'object')} deleted"
-        yield from _gone(done.gone)
+        yield Title(f"forgot {keys} in {app_name}: {plural(done.rows, 'stored row')} and records")
+        summary = f"rewrote {size(done.read_bytes)} as {size(done.written_bytes)}"
+        yield f"{summary}; {plural(done.deleted, 'object')} deleted"
+        yield from _gone_table(done.gone)
         for app, stage, version in done.versions:
             where = f"{called(app)}/{stage} v{version}"
-            yield f"{where} says so; all versions before it read as if the key had never been there"
-    if others := done.apps[1:]:
-        yield f"its clones, too: {', '.join(others)}"
+            yield f"{where} records it; earlier versions read as if the keys had never existed"
+    if clones := done.apps[1:]:
+        yield f"also in its clones: {', '.join(clones)}"
     for app, name in done.snapshots:
         yield f"snapshot {called(app)}@{name} was edited"
-    for each in done.unnamed:
-        yield f"{each.object} holds one, and is named by nothing: gc takes it, unless a batch under way names it"
+    for stray in done.unnamed:
+        yield f"{stray.object} holds a key and is unreferenced: gc deletes it, unless the current batch refers to it"
     yield from _unread(done.unread)
     yield from _unproved(done.unproved)
     if done.others:
         yield Remark(
-            f"other tables: {', '.join(done.others)}. What they have of the same person goes by their keys: --key "
-            f"TABLE=KEY for each"
+            f"other tables: {', '.join(done.others)}. To forget the same person there, add their keys: --key TABLE=KEY"
         )
     yield ""
-    yield from _reach(done.out_of_reach)
+    yield from _out_of_reach(done.out_of_reach)
     if not dry_run:
-        yield "look: ", NextCommand(f"slackwater verify {of} --forgotten --key TABLE=KEY")
+        yield "to verify: ", NextCommand(f"slackwater verify {app_name} --forgotten --key TABLE=KEY")
     return asdict(done)
 
 
-def looked(found: Looked, of: str) -> Result:
-    """What of an app that is called so, and of its clones, holds a key, or may; it fails if anything does."""
-    return Result(asdict(found), *_looked(found, of), failed=bool(found.held or found.unproved))
+def looked(findings: Looked, app_name: str) -> Result:
+    """Return the result of `verify --forgotten`; it fails if an object holds a key or may hold one."""
+    return Result(
+        asdict(findings), *_search_blocks(findings, app_name), failed=bool(findings.held or findings.unproved)
+    )
 
 
-def _looked(found: Looked, of: str) -> Iterator[Block]:
-    keys, where = plural(found.keys, "key"), ", ".join((of, *found.apps[1:]))
-    if found.held:
-        yield Title(f"{plural(len(found.held), 'object')} of {where} hold one of {keys}, {_bytes(found.held)}")
-        yield from _held(found.held)
-        yield from _unread([each for each in found.held if each.what == UNREAD])
-        if any(each.what != UNREAD for each in found.held):
-            yield "take them out: ", NextCommand(f"slackwater forget {of} --key TABLE=KEY")
-    elif found.unproved:
-        records = plural(sum(each.records for each in found.unproved), "record")
-        yield Title(f"not proved: nothing of {where} was found to hold any of {keys}, and {records} cannot be told")
+def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
+    keys, where = plural(findings.keys, "key"), ", ".join((app_name, *findings.apps[1:]))
+    if findings.held:
+        yield Title(f"{plural(len(findings.held), 'object')} of {where} hold one of {keys}, {_bytes(findings.held)}")
+        yield from _matches_table(findings.held)
+        yield from _unread([match for match in findings.held if match.what == UNREAD])
+        if any(match.what != UNREAD for match in findings.held):
+            yield "to delete them: ", NextCommand(f"slackwater forget {app_name} --key TABLE=KEY")
+    elif findings.unproved:
+        records = plural(sum(records_of_kind.records for records_of_kind in findings.unproved), "record")
+        yield Title(
+            f"not proved: no object of {where} was found to hold any of {keys}, but {records} could not be checked"
+        )
     else:
-        yield Title(f"nothing of {where} holds any of {keys}")
-    yield from _unproved(found.unproved)
-    if found.elsewhere:
-        objects = plural(len(found.elsewhere), "object")
-        yield f"a key is a value of other fields, as of somebody else's rows, in {objects}:"
-        yield from _held(found.elsewhere)
+        yield Title(f"no object of {where} holds any of {keys}")
+    yield from _unproved(findings.unproved)
+    if findings.elsewhere:
+        objects = plural(len(findings.elsewhere), "object")
+        yield f"other fields, perhaps of other people's rows, have a key as their value in {objects}:"
+        yield from _matches_table(findings.elsewhere)
     how = (
         "all of them decoded in full"
-        if found.deep
-        else "by keys, and by the fields of records that lead to them; --deep decodes all of it"
+        if findings.deep
+        else "by key, and by record fields that lead to a key; --deep decodes every object"
     )
-    yield f"looked into {plural(found.objects, 'object')}, {how}"
+    yield f"searched {plural(findings.objects, 'object')}, {how}"
     yield ""
-    yield from _reach(found.out_of_reach)
+    yield from _out_of_reach(findings.out_of_reach)
 
 
 @result
 def given_up(app: str, note: Forgetting) -> Words:
-    """That a forget that broke off is nobody's any more."""
-    yield f"gave up what {note.by} began {instants.when(note.time_ms)}: keys of {app} may be left in some objects"
-    yield "whoever has the keys forgets them anew: ", NextCommand("slackwater forget")
+    """Yield the blocks of an abandoned forget."""
+    began = f"{note.by} began {instants.when(note.time_ms)}"
+    yield f"abandoned the forget that {began}: objects of {app} may still hold keys"
+    yield "with the keys, forget them again: ", NextCommand("slackwater forget")
     return {"app": app, "by": note.by, "time_ms": note.time_ms}
 
 
-def _gone(gone: Sequence[GoneRows]) -> Iterator[Block]:
-    """Rows and records by place and field."""
+def _gone_table(gone: Sequence[GoneRows]) -> Iterator[Block]:
+    """Yield a table of deleted rows and records by place and field."""
     if gone:
-        rows = ((each.of, each.what, each.field, f"{each.rows:,}", f"{each.objects:,}") for each in gone)
+        rows = ((group.of, group.what, group.field, f"{group.rows:,}", f"{group.objects:,}") for group in gone)
         yield TableBlock.of(("of", "held as", "where it equals", ">rows", ">objects"), rows)
 
 
 def _unread(unread: Sequence[Held]) -> Iterator[Block]:
-    """Records between stages that bring a key back."""
-    for each in unread:
-        count = plural(sum(each.fields.values()), "record")
+    """Yield warnings about records between stages that will bring a forgotten key back."""
+    for held in unread:
+        count = plural(sum(held.fields.values()), "record")
         yield (
-            f"{each.object} has {count} of a key that no stage has read yet ({', '.join(each.fields)}): they bring it "
-            "back; forget it again when they are read"
+            f"{held.object} has {count} of a key that no stage has read yet ({', '.join(held.fields)}), which bring it "
+            "back: forget it again once they are read"
         )
 
 
 def _unproved(unproved: Sequence[Unproved]) -> Iterator[Block]:
-    """Records of which nobody can tell."""
+    """Yield a table of records that cannot be decoded."""
     counts: dict[tuple[str, str, str], list[int]] = {}
-    for each in unproved:
-        had = counts.setdefault((each.table, each.what, each.why), [0, 0])
-        had[0] += each.records
-        had[1] += 1
+    for undecodable in unproved:
+        totals = counts.setdefault((undecodable.table, undecodable.what, undecodable.why), [0, 0])
+        totals[0] += undecodable.records
+        totals[1] += 1
     if counts:
         rows = ((*place, f"{records:,}", f"{objects:,}") for place, (records, objects) in sorted(counts.items()))
         yield TableBlock.of(("not proved: of", "held as", "", ">records", ">objects"), rows)
 
 
-def _bytes(held: Iterable[Held]) -> str:
-    return size(sum(each.bytes for each in held))
+def _bytes(matches: Iterable[Held]) -> str:
+    return size(sum(match.bytes for match in matches))
 
 
-def _held(held: Sequence[Held]) -> Iterator[Block]:
-    rows = ((each.object, each.what, each.table or "-", size(each.bytes)) for each in held[:MOST_SHOWN])
-    if held:
+def _matches_table(matches: Sequence[Held]) -> Iterator[Block]:
+    rows = ((match.object, match.what, match.table or "-", size(match.bytes)) for match in matches[:MOST_SHOWN])
+    if matches:
         yield TableBlock.of(("object", "holds it as", "of", ">size"), rows)
-    if (more := len(held) - MOST_SHOWN) > 0:
+    if (more := len(matches) - MOST_SHOWN) > 0:
         yield f"and {plural(more, 'more object')}; --json gives all"
 
 
-def _reach(found: Sequence[OutOfReach]) -> Iterator[Block]:
-    """What nobody can look into from here."""
-    topics = [each for each in found if each.what in _TOPICS]
+def _out_of_reach(remaining: Sequence[OutOfReach]) -> Iterator[Block]:
+    """Yield topics, clones and other copies that forget cannot reach."""
+    topics = [copy for copy in remaining if copy.what in _TOPICS]
     if topics:
-        rows = ((each.name, _TOPICS[each.what], _passes(each)) for each in topics)
-        yield TableBlock.of(("not in reach: topic", "", "a record passes"), rows)
-    if any(each.what == "input" for each in topics):
-        yield "what stands in topics of yours comes again with whatever reads the past from there, such as a rewind"
-    if deep := [each.name for each in found if each.what == "deep clone"]:
-        yield f"deep clones have it for themselves, forget it there, too: {', '.join(deep)}"
-    others = [each.name for each in found if each.what not in _TOPICS and each.what != "deep clone"]
-    yield f"nor are: {'; '.join(others)}"
+        rows = ((copy.name, _TOPICS[copy.what], _record_lifetime(copy)) for copy in topics)
+        yield TableBlock.of(("out of reach: topic", "", "records expire"), rows)
+    if any(copy.what == "input" for copy in topics):
+        yield "records in your own topics come back when they are read again, for example after a rewind"
+    if deep := [copy.name for copy in remaining if copy.what == "deep clone"]:
+        yield f"deep clones have their own copies; run forget there as well: {', '.join(deep)}"
+    not_topics = [copy.name for copy in remaining if copy.what not in _TOPICS and copy.what != "deep clone"]
+    yield f"also out of reach: {'; '.join(not_topics)}"
 
 
-def _passes(each: OutOfReach) -> str:
-    if each.retention_ms is None:
-        return "when the topic says (retention.ms): nobody could be asked"
-    if each.retention_ms >= 0:
-        return f"{duration(each.retention_ms)} after it was written, with its segment"
-    return "when it is published" if each.what == "sink's own topic" else "never: delete it in Kafka"
+def _record_lifetime(topic: OutOfReach) -> str:
+    if topic.retention_ms is None:
+        return "by the topic's retention.ms (Kafka could not be asked)"
+    if topic.retention_ms >= 0:
+        return f"{duration(topic.retention_ms)} after they were written, with their segment"
+    return "when they are published" if topic.what == "sink's own topic" else "never: delete them in Kafka"
 
 
 _OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
@@ -517,42 +532,42 @@ _OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms
 
 @operation
 def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
-    """A token that was made: the one place where it is told."""
-    what = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
+    """Yield the blocks of a new token; the only output that shows the token."""
+    rights = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
     if dry_run:
-        yield f"would make token {token.name}: {what}"
+        yield f"would make token {token.name}: {rights}"
         return fields(token, *_OF_TOKEN, token="")
-    yield Title(f"token {token.name}: {what}")
+    yield Title(f"token {token.name}: {rights}")
     if sent:
-        yield "it is shown here once, and kept nowhere:"
+        yield "shown only once; the store keeps its hash:"
         yield Name(sent)
     else:
-        yield f"for whoever comes with a certificate of the common name {token.name}"
+        yield f"for client certificates with the common name {token.name}"
     return fields(token, *_OF_TOKEN, token=sent)
 
 
-def tokens(found: Sequence[Token]) -> Result:
-    """The tokens of a store."""
+def tokens(token_list: Sequence[Token]) -> Result:
+    """Return the list of a store's tokens."""
     rows = (
         (
-            each.name,
-            ", ".join(each.verbs),
-            ", ".join(each.apps),
-            ", ".join(each.tables),
-            "" if each.digest else "certificate",
-            instants.when(each.created_ms),
-            instants.iso(each.until_ms) if each.until_ms else "",
-            each.by,
+            token.name,
+            ", ".join(token.verbs),
+            ", ".join(token.apps),
+            ", ".join(token.tables),
+            "" if token.digest else "certificate",
+            instants.when(token.created_ms),
+            instants.iso(token.until_ms) if token.until_ms else "",
+            token.by,
         )
-        for each in found
+        for token in token_list
     )
     table = TableBlock.of(("name", "may", "apps", "tables", "", "made", "until", "by"), rows)
     none = "this store has no token; `slackwater token add NAME --app APP` makes one"
-    return Result([fields(each, *_OF_TOKEN) for each in found], table if found else none)
+    return Result([fields(token, *_OF_TOKEN) for token in token_list], table if token_list else none)
 
 
 @operation
 def token_removed(token: Token, *, dry_run: bool) -> Words:
-    """A token that went."""
-    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it ends within 5 s"
+    """Yield the blocks of a token's removal."""
+    yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it stops working within 5 s"
     return fields(token, "name")

@@ -1,7 +1,7 @@
-"""The picture of a search: commits, probes, snapshots and wrong rows by their distance from the verdict, as SVG.
+"""SVG picture of a search: commits, probes, snapshots and wrong rows by their distance from the verdict.
 
-Across goes the distance from the turn in commits, as a logarithm: a binary search halves it with each probe, and near
-the turn each commit has its own place.
+The x axis is the distance from the turn in commits, on a logarithmic scale: a binary search halves the distance with
+each probe, and near the turn each commit has its own place.
 """
 
 import html
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
 _LABEL = 46
-"""Room that a label needs, from middle to middle."""
+"""Width of a label in pixels."""
 _MOST = 16
-"""Characters of a name."""
+"""Maximum characters of a name."""
 _NAMED = (8, 64, 512, 4_096, 32_768)
-"""Distances that the axis names."""
+"""Distances labelled on the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Something on the line, so many commits after the first bad one; -1 is the last good one."""
+    """A point on the line, `at` commits after the first bad one; -1 is the last good one."""
 
     at: int
     name: str
     answer: "Answer | None" = None
-    """What an evaluation of the predicate gave there."""
+    """Answer of the predicate at the point."""
     rows: int | None = None
-    """How many rows it returned."""
+    """Number of rows that the predicate returned at the point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The part of the line that was searched; all points are in the order of the line."""
+    """The searched part of the line; all points are in the order of the line."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
-    """By stage, upstream first, its commits near the verdict."""
+    """Commits near the verdict by stage, upstream first."""
     turned: str
-    """The stage of the first bad commit."""
+    """Stage of the first bad commit."""
     certain: bool
-    """Whether it turned there; else between the last good moment and there."""
+    """True if the first bad commit is known; False if it may be earlier."""
     probes: tuple[Point, ...]
-    """Evaluations."""
+    """Evaluations of the predicate."""
     snapshots: tuple[Point, ...]
-    """Of those before and after that part, none."""
+    """Snapshots in the searched part."""
     wrong: tuple[Point, ...]
-    """Rows; empty where nothing was counted."""
+    """Numbers of wrong rows; empty if none were counted."""
 
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
-    """What the picture shows of a search."""
+    """Return the picture's content for a search."""
     from ...snapshot.bisect.evidence import distance
     from ...snapshot.cut.graph import order
 
     in_order, bad = attrgetter("at"), verdict.bad.versions
     probes = [Point(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]
     probes.sort(key=in_order)
-    # A stage that a snapshot lacks was retired by then, or had not begun: it counts as at the verdict.
+    # A stage missing in a snapshot was retired or had not begun: count it as at the verdict.
     named = (Point(distance(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots)
     good = Point(distance(verdict, verdict.good.versions), verdict.good_ref, "good")
     wrong = {
@@ -75,10 +75,12 @@ def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
         if probe.answer == "good" or probe.name in evidence.wrong
     }
     first, last = min(probes[0].at, good.at), max(probes[-1].at, 0)
-    here = evidence.commits.index(verdict.bad.stages[verdict.stage])
-    lanes: dict[str, list[Point]] = {stage: [] for stage in order({each.stage: each for each in evidence.commits})}
+    bad_index = evidence.commits.index(verdict.bad.stages[verdict.stage])
+    lanes: dict[str, list[Point]] = {
+        stage: [] for stage in order({commit.stage: commit for commit in evidence.commits})
+    }
     for number, commit in enumerate(evidence.commits):
-        lanes[commit.stage].append(Point(number - here, f"v{commit.version}"))
+        lanes[commit.stage].append(Point(number - bad_index, f"v{commit.version}"))
     return Timeline(
         lanes=tuple((stage, tuple(commits)) for stage, commits in lanes.items()),
         turned=verdict.stage,
@@ -90,7 +92,7 @@ def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
 
 
 def draw(timeline: Timeline) -> str:
-    """The picture. Its colours are those of the classes in the style sheet."""
+    """Return the picture as SVG, with classes that the style sheet colours."""
     lanes_top = _CURVE + _ROW + 24
     snapshots_top = lanes_top + _LANE * len(timeline.lanes)
     bottom = snapshots_top + (_ROW if timeline.snapshots else 0) + 6
@@ -127,7 +129,7 @@ def draw(timeline: Timeline) -> str:
 
 
 class _Scale:
-    """Where commits stand, by their distance from the turn."""
+    """Scale from the distance to the turn to an x coordinate."""
 
     def __init__(self, distances: Sequence[int]) -> None:
         self.range = range(min(distances), max(distances) + 1)
@@ -158,7 +160,7 @@ def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
 
 
 def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
-    """Good ones as circles, bad ones as crosses, the others as dashes: told apart without colours."""
+    """Yield good probes as circles, bad ones as crosses and skipped ones as dashes, readable without colours."""
     yield _text("probes", 0, y + 5)
     yield _rule(y)
     for probe in timeline.probes:
@@ -173,7 +175,7 @@ def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
 
 
 def _placed(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
-    """Points, those nearest to the turn first, where they stand, and whether there is room for a label."""
+    """Yield points, nearest to the turn first, with their x and whether a label fits."""
     labelled: list[float] = []
     for point in sorted(points, key=lambda point: abs(point.at + 0.5)):
         x = scale(point.at)
@@ -216,7 +218,7 @@ def _text(text: str, x: float, y: float, classes: str = "") -> str:
 
 
 def _tag(name: str, classes: str, content: str = "", **attributes: float | str) -> str:
-    """An element; its content is markup."""
+    """Return an element with `content`, which is markup."""
     values = {"class": classes} if classes else {}
     values |= {key: f"{value:.1f}" if isinstance(value, float) else str(value) for key, value in attributes.items()}
     pairs = " ".join(f'{key}="{value}"' for key, value in values.items())

@@ -1,7 +1,7 @@
-"""What bisect found as a document to hand on: its sections, and the masking of values in them.
+"""Report of a bisect as a document: its sections, and the masking of values in them.
 
-Hidden values leave their type and length, and nothing else: two reports of values with the same shapes are the same.
-Names (of columns, topics, headers, stages, snapshots) are no values, nor are offsets, times and counts.
+A hidden value shows only its type and length: two reports of values with equal shapes are equal. Names (of columns,
+topics, headers, stages, snapshots), offsets, times and counts are not values.
 """
 
 import re
@@ -39,12 +39,12 @@ from .values import changes, readable, shortened, word
 from .verdict import evidence_of, noun_of, read, windows
 
 _MAX_KEYS = 3
-"""Keys that are named of each later stage."""
+"""Maximum keys shown of each downstream stage."""
 _NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
-"""Snapshots that are listed, the newest."""
+"""Maximum snapshots listed, the newest."""
 DOTS = "••••"
-"""In the place of a value."""
+"""Placeholder of a hidden value."""
 
 # Everything in SQL that may hold a value. A comment in slashes and stars may hold others, so it hides all that follows.
 _LITERAL = re.compile(
@@ -60,33 +60,33 @@ _LITERAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Shows values, or hides them."""
+    """Formatter that shows or hides values."""
 
     show: bool
 
     def value(self, value: object) -> Value:
-        """A value of a row or a key."""
+        """Format a value of a row or a key."""
         if self.show or value is None:
             return Value(shortened(word(value)))
         return Value(_shape(value), hidden=True)
 
     def data(self, data: bytes | None) -> Value:
-        """A record's key, header or value: text if it is any, else hexadecimal."""
+        """Format a record's key, header or value: as text if it is UTF-8, else hexadecimal."""
         return Value(readable(data)) if self.show and data is not None else self.value(data)
 
     def key(self, key: Mapping[str, object]) -> Line:
-        """A key's columns: `carrier = UA`."""
+        """Format a key's columns: `carrier = UA`."""
         spans: list[Span] = []
         for name, value in key.items():
             spans += [", "] * bool(spans) + [Name(name), " = ", self.value(value)]
         return tuple(spans)
 
     def sql(self, sql: str) -> str:
-        """SQL; where values are hidden, on one line and without literals and comments."""
-        return sql if self.show else " ".join(_LITERAL.sub(lambda found: found["kept"] or DOTS, sql).split())
+        """Format SQL; if values are hidden, on one line and without literals and comments."""
+        return sql if self.show else " ".join(_LITERAL.sub(lambda literal: literal["kept"] or DOTS, sql).split())
 
     def reason(self, sentence: str) -> str:
-        """Why something failed. What stands behind a colon may be of the user's program, and quote a value."""
+        """Format an error; if values are hidden, without the text after a colon, which may quote a value."""
         first, colon, _ = sentence.partition(": ")
         return sentence if self.show or not colon else f"{first}: {DOTS}"
 
@@ -113,48 +113,51 @@ def _shape(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that a report is made from."""
+    """Input of a report."""
 
     verdict: Verdict
     behind: Behind
-    """What is behind it."""
+    """Cause of the verdict, and the record behind it."""
     evidence: Evidence
     clone: str
-    """A name for a clone that no app has."""
+    """Unused name for a clone."""
     flags: str
-    """What commands to type next need besides: ` --store ROOT`, or nothing."""
+    """Options that commands need to reach the store: ` --store ROOT`, or empty."""
     time_ms: int
-    """When the report is made."""
+    """Time of the report."""
 
     @property
     def guilty(self) -> Guilty | None:
-        """The way to the record that is behind it; None where there is none, or nothing was replayed."""
+        """Path to the record behind the commit; None without a record or a replay."""
         return self.behind.guilty
 
 
 def document(case: Case, mask: Mask) -> Page:
-    """The report."""
+    """Return the report page."""
     from ... import __version__
 
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     verdict, keys = case.verdict, case.verdict.keys
-    # A key that the predicate names may have turned bad by another row of a join.
+    # The query may return keys that turned bad through another row of a join.
     changed = (keys.changed() or keys) if keys else None
     sections: dict[str, Iterator[Block]] = {
         "When it turned": _search(case, mask),
         "The cause": _cause(case, mask),
         "The record": _record(case, mask),
         "What the commit read": read(verdict.lineage),
-        "What it reached further on": _reached(case, mask),
+        "Downstream effects": _reached(case, mask),
         "Snapshots": _snapshots(case),
-        "The ledger of the bad moment": _ledger(case.evidence),
-        "To go on": _commands(case, mask),
+        "Verification of the bad moment": _ledger(case.evidence),
+        "Next steps": _commands(case, mask),
     }
     return Page(
         title=f"The first bad commit of {verdict.app}",
         sentence=_sentence(case, changed, mask),
         facts=_facts(case, mask),
-        sections=(*_keys(case, changed, mask), *(Section(title, tuple(each)) for title, each in sections.items())),
+        sections=(
+            *_keys(case, changed, mask),
+            *(Section(title, tuple(section_blocks)) for title, section_blocks in sections.items()),
+        ),
         closing=Remark((f"slackwater {__version__}, ", Time(case.time_ms), f". {shown}")),
     )
 
@@ -164,20 +167,20 @@ def _sentence(case: Case, changed: KeyChanges | None, mask: Mask) -> Line:
     app = Name(verdict.app)
     spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", app]
     if verdict.bad_before:
-        before = Name(verdict.bad_before)
+        earlier_bad = Name(verdict.bad_before)
         spans = [Name(verdict.bad_ref), " is one of the commits at which ", app, " went bad (it was bad before, at "]
-        spans += [before, ")"]
+        spans += [earlier_bad, ")"]
     elif not verdict.looked:
         spans.append(", assuming that it went from good to bad once")
     if verdict.candidates:
         one_of = ", ".join(map(str, verdict.candidates))
         spans = ["The first bad commit of ", Name(verdict.app), " is one of ", Name(one_of)]
-    found = case.behind.cause
-    if found.record is not None:
-        first = "the first of the records" if found.kind == "records" else "the record"
-        spans += [", and ", Name(str(found.record)), f" {first} behind it"]
-    elif found.kind != "unknown":
-        spans += [", and ", noun_of(found), " is behind it"]
+    cause = case.behind.cause
+    if cause.record is not None:
+        first = "the first of the records" if cause.kind == "records" else "the record"
+        spans += [", and ", Name(str(cause.record)), f" {first} behind it"]
+    elif cause.kind != "unknown":
+        spans += [", and ", noun_of(cause), " is behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
         more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
         spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
@@ -193,11 +196,11 @@ def _facts(case: Case, mask: Mask) -> Facts:
     bad = (Name(verdict.bad_ref), ", committed ", Time(verdict.bad_time_ms))
     return Facts(
         (
-            # A command has its values anywhere.
-            ("wrong is", Name(mask.sql(predicate)) if verdict.where else mask.value(predicate)),
+            # A shell command may contain values anywhere.
+            ("bad if", Name(mask.sql(predicate)) if verdict.where else mask.value(predicate)),
             ("last good", good if verdict.good_ref else "before the first commit"),
             ("bad at the latest" if verdict.candidates else "first bad", bad),
-            ("the whole app then", Name(verdict.bad.ref)),
+            ("moment (all stages)", Name(verdict.bad.ref)),
             ("found with", effort),
         )
     )
@@ -219,14 +222,14 @@ def _keys(case: Case, changed: KeyChanges | None, mask: Mask) -> Iterator[Sectio
 
 
 def _search(case: Case, mask: Mask) -> Iterator[Block]:
-    """The picture, and every evaluation in the order of the line."""
+    """Yield the picture, and each evaluation in the order of the line."""
     verdict, evidence = case.verdict, case.evidence
     picture = timeline(verdict, evidence)
     yield picture
-    caption = "Commits of the app's line, by how many lie between them and the turn; far away they stand closer."
+    caption = "Commits of the app by their distance from the turn, on a logarithmic scale."
     if picture.wrong:
         counted = plural(len(picture.wrong), "moment")
-        caption += f" Wrong rows are known of {counted}, between which the curve only leads."
+        caption += f" Wrong rows were counted at {counted}; the curve connects these."
     yield Remark(caption)
 
     def moment(step: Evaluation, beginning: str = "the beginning") -> Span:
@@ -242,43 +245,43 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)):
         where, asked_as = moment(step, "before the first commit"), str(step.number or "")
         rows.append((where, Answered(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
-    yield TableBlock.of(("moment", "was", ">wrong rows", "committed", ">asked as no."), rows)
+    yield TableBlock.of(("moment", "answer", ">wrong rows", "committed", ">evaluation"), rows)
     for step in verdict.steps:
         if step.answer == "skip":
-            # What the database or a program said may quote a value anywhere.
+            # An error of the database or a program may quote values anywhere.
             yield Remark((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
     for step in verdict.non_monotone:
-        what = ": it turned more than once, and this is one of the changes."
-        yield (moment(step), " is ", Answered(step.answer), what)
+        remark = ": it turned more than once, and this is one of the changes."
+        yield (moment(step), " is ", Answered(step.answer), remark)
 
 
 def _cause(case: Case, mask: Mask) -> Iterator[Block]:
-    """The class of the cause, what is said of it, and what shows it."""
-    found = case.behind.cause
-    if found.kind == "unknown":
-        yield mask.reason(f"{found.sentence}.")
+    """Yield the cause's class, sentence and evidence."""
+    cause = case.behind.cause
+    if cause.kind == "unknown":
+        yield mask.reason(f"{cause.sentence}.")
         return
-    proved = "proved" if found.proved else "a guess"
-    yield (f"{noun_of(found)}, {proved}: ".capitalize(), f"{found.sentence.removeprefix('a guess: ')}.")
+    proved = "proved" if cause.proved else "a guess"
+    yield (f"{noun_of(cause)}, {proved}: ".capitalize(), f"{cause.sentence.removeprefix('a guess: ')}.")
     rows: list[tuple[Span, Cell]] = []
-    for heading, value in evidence_of(found):
+    for heading, value in evidence_of(cause):
         if heading == "keys":
-            rows += [("key", mask.key(key)) for key in found.evidence["keys"][:_MAX_KEYS]]
+            rows += [("key", mask.key(key)) for key in cause.evidence["keys"][:_MAX_KEYS]]
         elif heading == "what":
             rows.append((heading, Name(mask.sql(str(value)))))
         else:
             rows.append((heading, value if isinstance(value, int) else Name(str(value))))
-    if rows and found.kind not in ("record", "records"):
+    if rows and cause.kind not in ("record", "records"):
         yield Facts(tuple(rows))
-    if (note := found.evidence.get(NOTE)) is not None:
+    if (note := cause.evidence.get(NOTE)) is not None:
         yield Remark((mask.reason(str(note)),))
 
 
 def _record(case: Case, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
-        uncertain = "As the commit is not certain, nothing was replayed."
-        another = "No record is named, as the cause is another one."
+        uncertain = "The commit is not certain, so nothing was replayed."
+        another = "No record is named, because the cause is not a record."
         named = another if case.behind.cause.kind != "unknown" else _NOT_REPLAYED
         yield uncertain if case.verdict.candidates else named
         return
@@ -296,21 +299,21 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
             yield Facts((*facts, ("value", f"{plural(len(message.value), 'byte')}:")))
             yield Listing(value.text)
     if guilty.reason and message is None:
-        yield ("The record cannot be told: ", mask.reason(guilty.reason))
+        yield ("The record is unknown: ", mask.reason(guilty.reason))
         yield windows("it is in", ">offsets", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:
         if not guilty.hops[0].alone:
-            yield "By itself it is not wrong: it is with records before it."
+            yield "It is wrong only together with records before it."
         if guilty.others:
             yield f"{plural(guilty.others, 'more record')} would be wrong by itself."
-        yield Remark("The way to it, from the commit upwards:")
+        yield Remark("The path to it, from the commit upstream:")
         hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
         rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
         yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
 
 
 def _reached(case: Case, mask: Mask) -> Iterator[Block]:
-    """Later stages that consumed the bad version, and what is not known of that."""
+    """Yield downstream stages that consumed the bad version."""
     bad = case.verdict.bad.stages[case.verdict.stage]
     if not bad.outputs:
         yield f"Nothing: {bad.stage} sends nothing to other stages."
@@ -321,58 +324,58 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
         yield "No stage had consumed it when this was written."
         return
     rows: list[tuple[Cell, ...]] = []
-    for each in case.evidence.reached:
-        first, keys = each.first, each.keys
+    for reached in case.evidence.reached:
+        first, keys = reached.first, reached.keys
         changed = "no table" if first.table is None else "not known" if keys is None else len(keys)
-        now = f", now at v{each.newest}" if each.newest > first.version else ""
+        now = f", now at v{reached.newest}" if reached.newest > first.version else ""
         examples: list[Span] = []
         for change in keys.head(_MAX_KEYS) if keys else ():
             examples += [*(["; "] if examples else []), *mask.key(change.key)]
         if keys and len(keys) > _MAX_KEYS:
             examples.append(" …")
         version = (Name(f"v{first.version}"), now)
-        rows.append((Name(first.stage), version, Time(first.time_ms), each.rows, changed, tuple(examples)))
+        rows.append((Name(first.stage), version, Time(first.time_ms), reached.rows, changed, tuple(examples)))
     headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
     yield TableBlock.of(headings, rows)
     yield Remark(
-        "Which of these keys are wrong because of it is not known: a version also reads what others sent. Later "
-        "versions of each stage build on these, and so do later ones of the bad stage."
+        "It is unknown which of these keys are wrong because of it: a version also reads rows of other senders. Later "
+        "versions of each stage build on these rows, and so do later versions of the bad stage."
     )
 
 
 def _snapshots(case: Case) -> Iterator[Block]:
-    """Which snapshots, and clones, hold the bad version."""
-    verdict, found = case.verdict, case.evidence.snapshots
-    if not found:
+    """Yield the snapshots and clones that hold the bad version."""
+    verdict, snapshots = case.verdict, case.evidence.snapshots
+    if not snapshots:
         yield "There is none."
         return
     rows: list[tuple[Cell, ...]] = []
-    for each in found[-_MAX_SNAPSHOTS:]:
-        ref, version = Name(f"{verdict.app}@{each.name}"), each.stages.get(verdict.stage, 0)
-        name = (ref, f", of the clone {each.clone}") if each.clone else ref
+    for snapshot in snapshots[-_MAX_SNAPSHOTS:]:
+        ref, version = Name(f"{verdict.app}@{snapshot.name}"), snapshot.stages.get(verdict.stage, 0)
+        name = (ref, f", of the clone {snapshot.clone}") if snapshot.clone else ref
         has = Name(f"{verdict.stage}@v{version}") if version else f"nothing of {verdict.stage}"
         holds = "holds the bad version" if version >= verdict.bad_version else "from before it"
-        rows.append((name, Time(each.completed_ms), has, holds))
+        rows.append((name, Time(snapshot.completed_ms), has, holds))
     yield TableBlock.of(("snapshot", "complete", "has", ""), rows)
-    if len(found) > _MAX_SNAPSHOTS:
-        yield Remark(f"And {len(found) - _MAX_SNAPSHOTS} older ones.")
+    if len(snapshots) > _MAX_SNAPSHOTS:
+        yield Remark(f"And {len(snapshots) - _MAX_SNAPSHOTS} older ones.")
 
 
 def _ledger(evidence: Evidence) -> Iterator[Block]:
-    """Whether the bad moment is whole, as `verify` says."""
+    """Yield the verification of the bad moment."""
     audit = evidence.audit
-    checks = ", ".join(plural(each.checked, CHECKS[each.check][0]) for each in audit.checks)
-    found = "all is as it must be" if audit.consistent else plural(len(audit.differences), "difference")
-    yield ("What ", Name(f"verify {audit.ref}"), f" finds: {found} ({checks}).")
+    checks = ", ".join(plural(entry.checked, CHECKS[entry.check][0]) for entry in audit.checks)
+    outcome = "no difference" if audit.consistent else plural(len(audit.differences), "difference")
+    yield ("What ", Name(f"verify {audit.ref}"), f" finds: {outcome} ({checks}).")
     yield from (difference.message for difference in audit.differences)
     if audit.ledger:
         rows: list[tuple[Cell, ...]] = []
-        for each in audit.ledger:
-            sender = Name(f"{each.sender}@v{each.sender_version}")
-            receiver = Name(f"{each.receiver}@v{each.receiver_version}") if each.receiver else "nobody"
-            sent, consumed = (sum(counts) if counts else None for counts in (each.sent, each.consumed))
-            passed = (sent, consumed, sum(each.lost), each.in_flight.rows, each.difference)
-            rows.append((Name(each.channel), sender, receiver, *passed))
+        for entry in audit.ledger:
+            sender = Name(f"{entry.sender}@v{entry.sender_version}")
+            receiver = Name(f"{entry.receiver}@v{entry.receiver_version}") if entry.receiver else "nobody"
+            sent, consumed = (sum(counts) if counts else None for counts in (entry.sent, entry.consumed))
+            passed = (sent, consumed, sum(entry.lost), entry.in_flight.rows, entry.difference)
+            rows.append((Name(entry.channel), sender, receiver, *passed))
         counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
         yield TableBlock.of(("channel", "from", "to", *counted), rows)
 
@@ -391,4 +394,4 @@ def _commands(case: Case, mask: Mask) -> Iterator[Block]:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
     yield Listing("\n".join(lines))
     if sql != query:
-        yield Remark("The literals of the query are hidden: whoever searched has them.")
+        yield Remark("Literals of the query are hidden here: take them from the original search.")

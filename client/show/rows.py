@@ -1,4 +1,4 @@
-"""Rows of a moment: what a query returns, a key's row, tables and their columns, exports, rejected records."""
+"""Output of rows of a moment: query results, a key's row, tables and columns, exports, rejected records."""
 
 from __future__ import annotations
 
@@ -24,60 +24,69 @@ if TYPE_CHECKING:
     from ...snapshot.query.export import Exported
 
 _MOST_ERROR = 60
-"""Characters of an error that a table has room for."""
+"""Maximum characters of an error in a table."""
 
 
-def rows(found: pa.Table, others: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
-    """Rows at a moment, for people the first `limit` (0 for all); `others` are other moments that were read."""
-    moments = {ref: {"versions": each.versions, "thinned_out": each.thinned} for ref, each in others.items()}
+def rows(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
+    """Return the result of a query that read `other_moments`, too; for people the first `limit` rows (0 for all)."""
+    moments = {
+        ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
+    }
     about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
-    return rows_with(found, about, limit)
+    return rows_with(table, about, limit)
 
 
-def rows_with(found: pa.Table, about: Mapping[str, object], limit: int) -> Result:
-    """Rows, with what machines are told beside them."""
-    more = found.num_rows - limit if limit else 0
+def rows_with(table: pa.Table, about: Mapping[str, object], limit: int) -> Result:
+    """Return the result of a query, with `about` as further data for JSON."""
+    more = table.num_rows - limit if limit else 0
     notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
-    return Result({**about, **values.for_json(found)}, values.grid(found, limit or None), notes=notes)
+    return Result({**about, **values.for_json(table)}, values.grid(table, limit or None), notes=notes)
 
 
 def tables_data(cut: Cut) -> list[dict[str, Any]]:
-    """The tables of a moment and their columns, for machines."""
+    """Return the tables of a moment and their columns, as data for JSON."""
     return [
-        {"table": name, "version": each.version, "columns": columns_data(each), "thinned_out": cut.thinned}
-        for name, each in cut.tables.items()
+        {"table": name, "version": manifest.version, "columns": columns_data(manifest), "thinned_out": cut.thinned}
+        for name, manifest in cut.tables.items()
     ]
 
 
 def columns_data(manifest: Manifest) -> list[dict[str, Any]]:
-    """The columns of a table, the key first, for machines."""
+    """Return the columns of a table, key columns first, as data for JSON."""
     return [*map(asdict, columns(manifest))]
 
 
 def tables(cut: Cut) -> Result:
-    """The tables of a moment and their columns."""
-    found = {name: columns(manifest) for name, manifest in cut.tables.items()}
+    """Return the result that lists the tables of a moment and their columns."""
+    columns_by_table = {name: columns(manifest) for name, manifest in cut.tables.items()}
     return Result(
-        tables_data(cut), columns_table(found) if found else f"{cut.ref} has no table: none of its stages keeps state"
+        tables_data(cut),
+        columns_table(columns_by_table)
+        if columns_by_table
+        else f"{cut.ref} has no table: none of its stages keeps state",
     )
 
 
-def columns_table(found: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
-    """The columns of each table."""
+def columns_table(columns_by_table: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
+    """Return a table of the columns of each table."""
 
     def role(column: TableColumn) -> str:
         return "key" if column.key else f"since v{column.since}" if column.since else ""
 
-    lines = ((name, each.name, each.type, role(each)) for name, listed in found.items() for each in listed)
+    lines = (
+        (name, column.name, column.type, role(column))
+        for name, columns_of in columns_by_table.items()
+        for column in columns_of
+    )
     return TableBlock.of(("table", "column", "type", ""), lines)
 
 
 @result
 def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
-    """Tables in a file of their own."""
+    """Yield the blocks of an export to a DuckDB file."""
     from ...snapshot.query.export import ABOUT
 
-    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is")
+    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; table {ABOUT} describes it")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
     yield TableBlock.of(("table", ">version", ">rows"), lines)
     about = {"file": file, "bytes": written.bytes, "tables": written.rows, "thinned_out": cut.thinned}
@@ -85,88 +94,101 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
 
 
 def exported_table(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
-    """One table in a file."""
+    """Return the result of an export of one table to a file."""
     about = {"file": file, "table": table, "rows": num_rows, "thinned_out": cut.thinned}
     return Result(about, f"{formats.plural(num_rows, 'row')} of {table} in {file}")
 
 
 @result
 def exported_folder(written: FolderWritten, cut: Cut) -> Words:
-    """An app at a moment, in a folder."""
+    """Yield the blocks of an export to a folder."""
     from ...operations.exchange.document import DOCUMENT
 
     export, folder = written.export, written.path
-    yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} says what it is")
+    yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} describes the files")
     versions = {name: f"v{export.stages[table.stage].version}" for name, table in export.tables.items()}
     lines = (
         (name, versions[name], table.rows, formats.size(table.bytes), f"{folder}/tables/{name}")
         for name, table in export.tables.items()
     )
     yield TableBlock.of(("table", ">version", ">rows", ">size", "files in"), lines)
-    in_flight = {each.channel: 0 for each in export.in_flight}
-    for each in export.in_flight:
-        in_flight[each.channel] += sum(each.counts)
+    in_flight = {channel_part.channel: 0 for channel_part in export.in_flight}
+    for channel_part in export.in_flight:
+        in_flight[channel_part.channel] += sum(channel_part.counts)
     if rows := sum(in_flight.values()):
-        yield f"{formats.plural(rows, 'row')} on the way between stages in {folder}/in-flight"
-    about = {"tables": {name: each.rows for name, each in export.tables.items()}, "in_flight": in_flight}
+        yield f"{formats.plural(rows, 'in-flight row')} in {folder}/in-flight"
+    about = {"tables": {name: table.rows for name, table in export.tables.items()}, "in_flight": in_flight}
     return fields(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
 
 
 @result
 def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) -> Words:
-    """What each table is now, and what was written for it."""
-    written = sum(each.written_bytes for each in done)
+    """Yield the blocks of an Iceberg export: state and new files of each table."""
+    written = sum(table.written_bytes for table in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
     moved = {True: "new snapshot", False: "as it was"}
     lines = (
-        (each.name, f"v{each.version}", each.rows, each.files, formats.size(each.bytes), each.hidden, moved[each.moved])
-        for each in done
+        (
+            table.name,
+            f"v{table.version}",
+            table.rows,
+            table.files,
+            formats.size(table.bytes),
+            table.hidden,
+            moved[table.moved],
+        )
+        for table in done
     )
     yield TableBlock.of(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
-    if copied := sum(each.copied for each in done):
-        yield f"{formats.plural(copied, 'file')} from before a migration had to be written anew"
+    if copied := sum(table.copied for table in done):
+        yield f"{formats.plural(copied, 'file')} from before a migration had to be rewritten"
     if not done:
         yield f"{cut.ref} has no table: none of its stages keeps state"
-    return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(each) for each in done])
+    return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(table) for table in done])
 
 
 def null_key(key: Sequence[str]) -> str:
-    """Say what the null key means behind a key that was typed as one; empty for other keys."""
+    """Return a hint on the null key for a key that contains it; empty for other keys."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 
 def row(
     read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
 ) -> Result:
-    """The row of a key, as it was typed, or none; `verbose` says what was read for it, as `Moment.look_up` gives it."""
-    (found,) = values.rows(read) or (None,)
-    lines = ((name, values.word(value)) for name, value in (found or {}).items())
-    data = {"found": found is not None, "row": found, "read": effort, "thinned_out": cut.thinned}
-    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}{null_key(key)}"] if found is None else []
+    """Return the result of `get` for a key, as typed; with `verbose`, also the bytes and requests in `effort`."""
+    (row_values,) = values.rows(read) or (None,)
+    lines = ((name, values.word(value)) for name, value in (row_values or {}).items())
+    data = {"found": row_values is not None, "row": row_values, "read": effort, "thinned_out": cut.thinned}
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}{null_key(key)}"] if row_values is None else []
     if verbose:
         requests = formats.plural(effort["requests"], "request")
         notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")
     return Result(
-        data, *([TableBlock.of(("column", "value"), lines)] if found else []), notes=notes, failed=found is None
+        data,
+        *([TableBlock.of(("column", "value"), lines)] if row_values else []),
+        notes=notes,
+        failed=row_values is None,
     )
 
 
-def rejected(found: RejectedRecords, limit: int) -> Result:
-    """Records that stages left out, newest first."""
-    records = values.stream(map(asdict, found.records))
-    data = {"app": found.app, "total": dict(found.total), "waiting": dict(found.waiting), "records": records}
-    if not found.records:
-        none = f"no rejected record of {found.app} waits"
-        return Result(data, none if found.total else f"no stage of {found.app} rejected a record")
+def rejected(listing: RejectedRecords, limit: int) -> Result:
+    """Return the result that lists rejected records, newest first."""
+    records = values.stream(map(asdict, listing.records))
+    data = {"app": listing.app, "total": dict(listing.total), "waiting": dict(listing.waiting), "records": records}
+    if not listing.records:
+        none = f"no rejected record of {listing.app} waits for a retry"
+        return Result(data, none if listing.total else f"no stage of {listing.app} rejected a record")
     rows: list[tuple[Cell, ...]] = []
-    for each in found.records:
-        sentence = each.message.partition("\n")[0]
-        error = f"{each.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
-        done = "waits" if each.retried is None else f"retried by v{each.retried}"
-        rows.append((each.stage, each.address, instants.when(each.rejected_ms), str(each.attempts), error, done))
-    waiting = ((name, formats.plural(found.waiting[name], "record"), total) for name, total in found.total.items())
+    for record in listing.records:
+        sentence = record.message.partition("\n")[0]
+        error = f"{record.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
+        done = "waits" if record.retried is None else f"retried by v{record.retried}"
+        rows.append(
+            (record.stage, record.address, instants.when(record.rejected_ms), str(record.attempts), error, done)
+        )
+    waiting = ((name, formats.plural(listing.waiting[name], "record"), total) for name, total in listing.total.items())
     counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
-    is_part = len(found.records) == limit
+    is_part = len(listing.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
     table = TableBlock.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
     return Result(data, table, "", counts, notes=notes)
@@ -174,11 +196,11 @@ def rejected(found: RejectedRecords, limit: int) -> Result:
 
 @operation
 def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
-    """Rejected records that wait, by stage, and are to be put through again."""
+    """Yield the blocks of a retry of rejected records, by stage."""
     if not waiting:
-        yield f"no rejected record of {app_name} waits to be retried"
+        yield f"no rejected record of {app_name} waits for a retry"
     for name, count in waiting.items():
-        who = "the runner puts them through within seconds" if name in running else "the next `slackwater run` does it"
-        said = "would be put through again" if dry_run else "asked for"
-        yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {said}; {who}"
+        who = "the runner does it within seconds" if name in running else "the next `slackwater run` does it"
+        action = "would be retried" if dry_run else "will be retried"
+        yield f"{app_name}/{name}: {formats.plural(count, 'rejected record')} {action}; {who}"
     return {"app": app_name, "waiting": waiting, "running": sorted(running & waiting.keys())}

@@ -1,6 +1,6 @@
-"""What verbs show and methods give: in words where Python prints it, a table in notebooks, data for machines.
+"""Base of results of verbs and methods: text in Python, a table in notebooks, data for JSON.
 
-And blocks as text: drawn by rich for a terminal, or plain aligned columns for a pipe.
+Also renders blocks as text: with rich for a terminal, or as plain aligned columns for a pipe.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 _Params = ParamSpec("_Params")
 Words = Generator[Block, None, object]
-"""Yields blocks for people, and returns the data for machines."""
+"""Generator that yields blocks for people and returns the data for JSON."""
 _FOLDED = 20
-"""Columns of the terminal that a value which does not fit shall have at least."""
+"""Minimum width in terminal columns of a value that is folded."""
 
 
 class Shown:
-    """A value of the Python API: a readable `repr`, and a table in notebooks. Whatever it holds, it stays text."""
+    """Value of the Python API with a readable `repr` and a table in notebooks; its content is always escaped."""
 
     __slots__ = ()
 
     _inner: ClassVar[frozenset[str]] = frozenset()
-    """What other modules of ours use of it, and programs do not: `dir` and completion leave it out."""
+    """Internal attributes, which `dir` and completion omit."""
 
     def __dir__(self) -> list[str]:
         return [name for name in object.__dir__(self) if name not in self._inner]
 
     def _blocks(self) -> Iterable[Block]:
-        """What is shown of it, a title first."""
+        """Return the blocks to show, a title first."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -47,13 +47,13 @@ class Shown:
 
 
 class Result(Shown):
-    """What a verb shows and a method gives.
+    """Result of a verb or method.
 
     Args:
-        data: for machines: builtins, structs and dataclasses.
-        blocks: for people.
-        notes: lines worth knowing beside it; machines find what they say in the data.
-        failed: whether what was asked does not hold, so that the exit code is 1.
+        data: data for JSON: builtins, structs and dataclasses.
+        blocks: blocks for people.
+        notes: further lines for people; their facts are in the data, too.
+        failed: True if a check failed or the result differs, so that the exit code is 1.
     """
 
     def __init__(self, data: object, *blocks: Block, notes: Iterable[str] = (), failed: bool = False) -> None:
@@ -66,7 +66,7 @@ class Result(Shown):
         return *self.blocks, *self.notes
 
     def with_flags(self, flags: str) -> "Result":
-        """Return the result for whoever types: its commands have the options that reach the store."""
+        """Return the result with the store's options added to its commands."""
 
         def typed(span: Any) -> Any:
             return span.with_flags(flags) if isinstance(span, NextCommand) else span
@@ -76,14 +76,14 @@ class Result(Shown):
 
 
 def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Makes a function that gives a `Result` of one that gives its `Words`."""
+    """Make a function that returns a `Result` of a generator of `Words`."""
 
     @wraps(words_of)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
-        blocks, words = [], words_of(*args, **kwargs)
+        blocks, generator = [], words_of(*args, **kwargs)
         while True:
             try:
-                blocks.append(next(words))
+                blocks.append(next(generator))
             except StopIteration as end:
                 return Result(end.value, *blocks)
 
@@ -91,51 +91,51 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
 
 
 class Already(Title):
-    """A title of an operation that was done already and changed nothing."""
+    """Title of an operation that was done before and changed nothing."""
 
 
 def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Make a function that gives the `Result` of an operation of one that gives its `Words`.
+    """Make a function that returns the `Result` of an operation from a generator of `Words`.
 
-    What was done `Already` is told so, and a dry run ends with the line that nothing was changed. Machines get
-    `done_already` and `dry_run` in the data, which is a dict.
+    An `Already` gets the prefix "done already", and a dry run a last line that nothing was changed. The data, a dict,
+    gets `done_already` and `dry_run`.
     """
-    told = result(words_of)
+    as_result = result(words_of)
 
     @wraps(words_of)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
-        found, dry_run = told(*args, **kwargs), bool(kwargs.get("dry_run"))
-        blocks = [("done already: ", *spans(b.line)) if isinstance(b, Already) else b for b in found.blocks]
-        done_already = any(isinstance(block, Already) for block in found.blocks)
+        base, dry_run = as_result(*args, **kwargs), bool(kwargs.get("dry_run"))
+        blocks = [("done already: ", *spans(b.line)) if isinstance(b, Already) else b for b in base.blocks]
+        done_already = any(isinstance(block, Already) for block in base.blocks)
         if dry_run and not done_already:
             blocks.append("nothing was changed (--dry-run)")
-        data: Any = found.data
+        data: Any = base.data
         return Result({**data, "done_already": done_already, "dry_run": dry_run}, *blocks)
 
     return made
 
 
-def fields(value: object, *names: str, **others: object) -> dict[str, Any]:
-    """These attributes of a value, and `others` besides, for machines."""
-    return {name: getattr(value, name) for name in names} | others
+def fields(value: object, *names: str, **more: object) -> dict[str, Any]:
+    """Return these attributes of a value as a dict for JSON, with `more` added."""
+    return {name: getattr(value, name) for name in names} | more
 
 
 def encoded(data: object) -> bytes:
-    """What machines get of a result, as JSON."""
-    found: bytes = _encoder().encode(data)
-    return found
+    """Return the data of a result as JSON."""
+    document: bytes = _encoder().encode(data)
+    return document
 
 
 @cache
 def _encoder() -> "msgspec.json.Encoder":
     import msgspec
 
-    # Sums of integers come as decimals from DuckDB: numbers all the same.
+    # DuckDB returns sums of integers as decimals; JSON gets numbers.
     return msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def plain(block: Block) -> str:
-    """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
+    """Return a block as plain text: table columns two spaces apart, nothing shortened, no trailing blanks."""
     if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
@@ -152,7 +152,7 @@ def plain(block: Block) -> str:
 
 
 def drawn(block: Block, width: int) -> "RenderableType":
-    """The same for a terminal of `width` columns: a bold heading; wide values fold, they are never cut."""
+    """Return a block for a terminal of `width` columns: bold headings, wide values folded and never cut."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -161,7 +161,7 @@ def drawn(block: Block, width: int) -> "RenderableType":
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     headings, *rows = lines = _cells(block)
     widths = _widths(lines)
-    # The columns that must not fold are the narrowest ones, while that leaves the others enough.
+    # The narrowest columns do not fold, as long as the others keep enough room.
     fixed: set[int] = set()
     room = width - 2 * len(widths)
     for number in sorted(range(len(widths)), key=widths.__getitem__):
@@ -188,7 +188,7 @@ def _line(block: Block) -> str:
 
 
 def _cells(table: TableBlock) -> list[tuple[str, ...]]:
-    """The headings, and the rows."""
+    """Return the headings and rows of a table as text."""
     return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
 
 

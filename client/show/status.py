@@ -1,4 +1,4 @@
-"""How far apps are, what they cost, and whether a moment is whole: what `status` and `verify` show."""
+"""Output of `status`, `status --cost` and `verify`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
 
 def status(
-    found: Sequence[AppOverview], *, in_detail: bool, damaged: Sequence[str], notes: Iterable[str], empty: str
+    overviews: Sequence[AppOverview], *, in_detail: bool, damaged: Sequence[str], notes: Iterable[str], empty: str
 ) -> Result:
-    """The stages of each app; with `in_detail` also its tables and the partitions of its inputs.
+    """Return the stages of each app; with `in_detail`, also its tables and the partitions of its inputs.
 
-    `damaged` says what could not be read, `notes` what else is worth knowing, `empty` that there is nothing at all.
+    `damaged` has errors of unreadable apps, `notes` further lines, and `empty` the line for an empty store.
     """
     blocks: list[Block] = []
-    for each in found:
-        blocks += ["", *_overview(each), *(_details(each) if in_detail else ())]
-    words = blocks[1:] if found or damaged else [empty]
-    return Result(found, *words, notes=(*damaged, *notes), failed=bool(damaged))
+    for overview in overviews:
+        blocks += ["", *_overview(overview), *(_details(overview) if in_detail else ())]
+    shown_blocks = blocks[1:] if overviews or damaged else [empty]
+    return Result(overviews, *shown_blocks, notes=(*damaged, *notes), failed=bool(damaged))
 
 
-def _overview(each: AppOverview) -> Iterator[Block]:
-    # A name that went over to it comes before one that it had.
-    called = min(each.names, key=lambda name: "~" in name, default=each.app)
-    title = [f"{formats.in_folder(called, each.app)}  created {instants.when(each.created_ms)}"]
-    if each.origin:
-        without = ", begun without state" if each.origin.empty else ", with everything of its own"
-        moment = f"@{each.origin.snapshot}" if each.origin.snapshot else without
-        title.append(f"clone of {each.origin.app}{moment}")
-    if each.requested:
-        title.append(f"snapshot asked for: {', '.join(each.requested)}")
+def _overview(app: AppOverview) -> Iterator[Block]:
+    # Prefer a name taken over by a promotion to one that was given away.
+    called = min(app.names, key=lambda name: "~" in name, default=app.app)
+    title = [f"{formats.in_folder(called, app.app)}  created {instants.when(app.created_ms)}"]
+    if app.origin:
+        without = ", begun without state" if app.origin.empty else ", a full copy"
+        moment = f"@{app.origin.snapshot}" if app.origin.snapshot else without
+        title.append(f"clone of {app.origin.app}{moment}")
+    if app.requested:
+        title.append(f"snapshot requested: {', '.join(app.requested)}")
     yield "; ".join(title)
-    yield from _replica(each)
+    yield from _replica(app)
     about = ("stage", "runs", ">version", ">epoch", "committed", ">rows in last batch")
-    waits = any(stage.waits_for for stage in each.stages)
+    waits = any(stage.waits_for for stage in app.stages)
     headings = (*about, ">keys", ">SSTs", ">size", "lag", *(("waits for",) if waits else ()))
-    yield TableBlock.of(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in each.stages))
-    sinks = [(stage.stage, sink) for stage in each.stages for sink in stage.sinks]
+    yield TableBlock.of(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in app.stages))
+    sinks = [(stage.stage, sink) for stage in app.stages for sink in stage.sinks]
     if sinks:
         yield ""
         rows = []
@@ -58,50 +58,50 @@ def _overview(each: AppOverview) -> Iterator[Block]:
             lag = f"{plural(sink.versions, 'version')}, {plural(sink.rows, 'row')}" if sink.rows else "0"
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
         yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
-    for copy in each.replicas:
-        behind = f"{plural(copy.versions, 'version')} to go" if copy.versions else "all there"
-        yield f"replica in {copy.root}: {behind}, seen {instants.age(copy.seen_ms)}"
-        if copy.lacks:
-            yield f"  it lacks something: {copy.lacks}"
-    if each.archives:
+    for replica in app.replicas:
+        backlog = f"{plural(replica.versions, 'version')} behind" if replica.versions else "up to date"
+        yield f"replica in {replica.root}: {backlog}, seen {instants.age(replica.seen_ms)}"
+        if replica.lacks:
+            yield f"  incomplete: {replica.lacks}"
+    if app.archives:
         yield ""
-        yield archives(each.archives)
-    for at in each.stages:
+        yield archives(app.archives)
+    for at in app.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
             yield f"{at.stage} rejected {waiting}: slackwater rejected {called}"
 
 
-def _replica(each: AppOverview) -> Iterator[Block]:
-    """What is said of an app that is a copy, was one, or was left behind."""
-    found = each.replica
-    if found is None:
+def _replica(app: AppOverview) -> Iterator[Block]:
+    """Yield the line about an app that is a replica, was one, or was replaced by one."""
+    link = app.replica
+    if link is None:
         return
-    if found.state == "copy":
-        seen = f"it lacked nothing {instants.age(each.complete_ms)}" if each.complete_ms else "not whole yet"
-        yield f"replica of {found.root}; {seen}"
-    elif found.state == "left":
-        yield f"left behind: recovered {instants.when(found.time_ms)} by {found.by}, and runs in {found.root} since"
+    if link.state == "copy":
+        seen = f"complete as of {instants.age(app.complete_ms)}" if app.complete_ms else "not complete yet"
+        yield f"replica of {link.root}; {seen}"
+    elif link.state == "left":
+        yield f"replaced: recovered {instants.when(link.time_ms)} by {link.by}, and runs in {link.root} since then"
     else:
-        yield f"recovered {instants.when(found.time_ms)} by {found.by} from the replica of {found.root}"
+        yield f"recovered {instants.when(link.time_ms)} by {link.by} from the replica of {link.root}"
 
 
-def archives(found: Sequence[ArchiveStatus]) -> TableBlock:
-    """The input archives of an app."""
+def archives(statuses: Sequence[ArchiveStatus]) -> TableBlock:
+    """Return a table of the input archives of an app."""
     headings = ("input archive", ">records", ">objects", ">size", "since", ">behind", ">gaps")
     return TableBlock.of(
         headings,
         (
             (
-                one.topic if one.life == 1 else f"{one.topic}, made anew ({one.life})",
-                one.records,
-                one.objects,
-                size(one.bytes),
-                instants.iso(one.since_ms) if one.since_ms else "-",
-                one.behind,
-                len(one.gaps),
+                archive.topic if archive.life == 1 else f"{archive.topic}, recreated ({archive.life})",
+                archive.records,
+                archive.objects,
+                size(archive.bytes),
+                instants.iso(archive.since_ms) if archive.since_ms else "-",
+                archive.behind,
+                len(archive.gaps),
             )
-            for one in found
+            for archive in statuses
         ),
     )
 
@@ -110,10 +110,14 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
     table: tuple[Cell, ...] = ("-", "-", "-")
     if stage.keys is not None:
         table = (f"{'' if stage.keys_exact else '≤'}{stage.keys:,}", str(stage.ssts), size(stage.bytes))
-    lag = f"called {stage.called} since" if stage.called else "; ".join(map(_lag, stage.inputs))
+    lag = f"now called {stage.called}" if stage.called else "; ".join(map(_lag, stage.inputs))
     if stage.attached is not None:
-        behind, at = stage.batches_behind, stage.attached.next_batch - 1
-        lag = f"at batch {at}" if behind is None else f"{behind:,} batch{'' if behind == 1 else 'es'}"
+        batches_behind, at = stage.batches_behind, stage.attached.next_batch - 1
+        lag = (
+            f"at batch {at}"
+            if batches_behind is None
+            else f"{batches_behind:,} batch{'' if batches_behind == 1 else 'es'}"
+        )
     return (
         stage.stage,
         "?" if stage.runner is None else "yes" if stage.runner else "no",
@@ -144,11 +148,11 @@ def _lag(source: InputLag) -> str:
     return f"{source.name} {plural(source.versions, 'version')}, {rows}"
 
 
-def _details(each: AppOverview) -> Iterator[Block]:
+def _details(app: AppOverview) -> Iterator[Block]:
     def figure(value: float | None, shape: str) -> str:
         return "-" if value is None else shape.format(value)
 
-    tables = [(stage.stage, stage.figures) for stage in each.stages if stage.figures]
+    tables = [(stage.stage, stage.figures) for stage in app.stages if stage.figures]
     if tables:
         yield ""
         amplified = ("table", ">L0", ">debt", ">read amp", ">write amp")
@@ -167,10 +171,10 @@ def _details(each: AppOverview) -> Iterator[Block]:
             for table, figures in tables
         )
         yield TableBlock.of((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
-    for stage in each.stages:
+    for stage in app.stages:
         if stage.since:
             yield f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
-    for stage in each.stages:
+    for stage in app.stages:
         if stage.watermark_ms is not None or stage.ahead or stage.late:
             watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
             ahead = f"; {plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
@@ -178,7 +182,7 @@ def _details(each: AppOverview) -> Iterator[Block]:
             yield f"{stage.stage}: watermark {watermark}{ahead}{late}"
     yield ""
     partitions: list[tuple[Cell, ...]] = []
-    for stage in each.stages:
+    for stage in app.stages:
         for source in () if stage.retired else stage.inputs:
             for partition, (at, end) in enumerate(zip_longest(source.offsets, source.ends or ())):
                 # A partition added since the last commit has not been read at all.
@@ -190,38 +194,40 @@ def _details(each: AppOverview) -> Iterator[Block]:
 
 @result
 def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
-    """What each app costs, by the versions of the last `since`, and what the figures mean."""
-    for each in costs:
-        money, total = each.prices.currency, each.total
+    """Yield the blocks of each app's cost, from the versions of the last `since`, and an explanation of the figures."""
+    for app_cost in costs:
+        money, total = app_cost.prices.currency, app_cost.total
         rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
-        yield Title(each.app)
+        yield Title(app_cost.app)
         lines = []
-        for row in (*each.stages, total):
+        for row in (*app_cost.stages, total):
             counts: tuple[Cell, ...] = (row.gets, row.puts, row.lists, row.deletes)
             counts += (size(row.bytes_read), size(row.bytes_written))
-            known = counts if row.counted_ms else ("-",) * len(rates)
-            lines.append((row.stage, *known, size(row.stored_bytes), f"{row.monthly_cost:,.2f}"))
+            rates_text = counts if row.counted_ms else ("-",) * len(rates)
+            lines.append((row.stage, *rates_text, size(row.stored_bytes), f"{row.monthly_cost:,.2f}"))
         yield TableBlock.of(("stage", *rates, ">stored", f">{money}/month"), lines)
-        traffic = f", {total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else ""
+        traffic = f", {total.traffic_cost:,.2f} for traffic" if app_cost.prices.read_per_gb else ""
         parts = f"{total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage{traffic}"
-        yield f"a month: {parts}"
+        yield f"per month: {parts}"
         yield ""
-    means = f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
-    yield means if costs else empty
+    explanation = (
+        f"measured over the versions of the last {since}, per hour of a running app; -: no commit in that time"
+    )
+    yield explanation if costs else empty
     return costs
 
 
 def verification(report: "Report") -> Result:
-    """Whether a moment is whole."""
+    """Return the result of `verify`."""
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
     return Result(data, *verified(report), failed=not report.consistent)
 
 
 def verified(report: "Report") -> Iterator[Block]:
-    """The ledger of each channel, and what was checked."""
+    """Yield the ledger of each channel, and the checks."""
     yield Title(report.ref)
-    # Most apps never lose a record: a column for it is there only where one did.
+    # Most apps never lose a record: show the column only if one was lost.
     lossy = any(any(entry.lost) for entry in report.ledger)
     if report.ledger:
         counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
@@ -229,18 +235,18 @@ def verified(report: "Report") -> Iterator[Block]:
     yield ""
     accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
     rows = []
-    for each in report.checks:
-        noun, law = CHECKS[each.check]
-        law = accepted.get(each.check, law)
-        rows.append((each.check, plural(each.checked, noun), law, str(each.differences)))
+    for check in report.checks:
+        noun, law = CHECKS[check.check]
+        law = accepted.get(check.check, law)
+        rows.append((check.check, plural(check.checked, noun), law, str(check.differences)))
     yield TableBlock.of(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
-    yield from (f"not looked at: {each}" for each in report.not_looked_at)
-    for one in report.archives:
-        yield f"the input archive of {one.topic} has {plural(one.records, 'record')}, {size(one.bytes)}"
-        for gap in one.gaps:
-            yield f"it has a gap, {one.topic}{gap}: what is read there, such as a replay, ends with an error"
+    yield from (f"not checked: {skipped}" for skipped in report.not_looked_at)
+    for archive in report.archives:
+        yield f"the input archive of {archive.topic} has {plural(archive.records, 'record')}, {size(archive.bytes)}"
+        for gap in archive.gaps:
+            yield f"it has a gap, {archive.topic}{gap}: reading it, for example in a replay, fails"
     if report.consistent:
         yield f"consistent ({plural(report.requests, 'request')}, {size(report.bytes_read)} read)"
         return
@@ -250,12 +256,12 @@ def verified(report: "Report") -> Iterator[Block]:
 
 
 def _ledger(report: "Report", *, lossy: bool) -> Iterator[tuple[Cell, ...]]:
-    """One line for each channel, and one for each partition where it does not add up."""
+    """Yield a row per channel, and a row per partition with a difference."""
     for entry in report.ledger:
         counted, where = entry.in_flight, entry.in_flight.where
         where = f"{where} (not re-read)" if where and counted.not_reread else where or "not re-read"
         ends = (f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
-        sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
+        sent, consumed = (sum(counts) if counts else None for counts in (entry.sent, entry.consumed))
         lost = (sum(entry.lost),) if lossy else ()
         yield (entry.channel, *ends, "all", sent, consumed, *lost, counted.rows, entry.difference, where)
         for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):

@@ -1,4 +1,4 @@
-"""What a trial found: how tables and what sinks were given differ between two programs over the same input."""
+"""Output of a trial: differences of tables and sinks between two programs over the same input."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,139 +15,139 @@ from .report import Mask
 from .shown import Result, fields
 
 
-def trial(found: Trial, code: str, *, show_values: bool) -> Result:
-    """The differences, for a terminal and for machines; it has failed where there are any, or a query could not say."""
-    blocks: list[Block] = [Title(sentence(found)), *_about(found)]
-    for each in _all(found):
-        blocks += ["", *_differing(each, Mask(show_values), with_values=show_values)]
-    data = fields(found, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
+def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
+    """Return the result of a trial; it fails if anything differs, or a query of `--allow` failed."""
+    blocks: list[Block] = [Title(sentence(outcome)), *_about(outcome)]
+    for item in _compared(outcome):
+        blocks += ["", *_differing(item, Mask(show_values), with_values=show_values)]
+    data = fields(outcome, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
         "code": code,
-        "from": found.start.versions,
-        "to": found.end.versions,
-        "seconds": round(found.seconds, 3),
-        "tables": [_table_data(each, with_values=show_values) for each in found.tables],
-        "sinks": [_sink_data(each, with_values=show_values) for each in found.sinks],
-        "unknown_sinks": found.unknown,
-        "kept": found.kept or None,
+        "from": outcome.start.versions,
+        "to": outcome.end.versions,
+        "seconds": round(outcome.seconds, 3),
+        "tables": [_table_data(table, with_values=show_values) for table in outcome.tables],
+        "sinks": [_sink_data(sink, with_values=show_values) for sink in outcome.sinks],
+        "unknown_sinks": outcome.unknown,
+        "kept": outcome.kept or None,
     }
-    return Result(data, *blocks, notes=tuple(_notes(found)), failed=not found.same or bool(found.not_allowed))
+    return Result(data, *blocks, notes=tuple(_notes(outcome)), failed=not outcome.same or bool(outcome.not_allowed))
 
 
-def sentence(found: Trial) -> str:
-    """Whether anything differs, and where."""
-    differing = [_name(each) for each in _all(found) if _differs(each)]
+def sentence(outcome: Trial) -> str:
+    """Return the result of a trial in one sentence."""
+    differing = [_name(item) for item in _compared(outcome) if _has_differences(item)]
     if not differing:
-        return f"{found.app}: nothing differs over {plural(found.records, 'record')}"
-    return f"{found.app}: {', '.join(differing)} differ over {plural(found.records, 'record')}"
+        return f"{outcome.app}: nothing differs over {plural(outcome.records, 'record')}"
+    return f"{outcome.app}: {', '.join(differing)} differ over {plural(outcome.records, 'record')}"
 
 
-def page(found: Trial, code: str, mask: Mask) -> Page:
-    """The same to hand on."""
+def page(outcome: Trial, code: str, mask: Mask) -> Page:
+    """Return the report page of a trial."""
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     facts = (
         ("program", Name(code)),
-        ("from", (Name(found.start.ref), ", committed ", Time(found.start.time_ms))),
-        ("to", (Name(found.end.ref), ", committed ", Time(found.end.time_ms))),
-        ("read", f"{plural(found.records, 'record')} in {duration(round(found.seconds * 1_000))}"),
-        ("compared with", "the program of before, over the same input" if found.beside else "the app itself"),
+        ("from", (Name(outcome.start.ref), ", committed ", Time(outcome.start.time_ms))),
+        ("to", (Name(outcome.end.ref), ", committed ", Time(outcome.end.time_ms))),
+        ("read", f"{plural(outcome.records, 'record')} in {duration(round(outcome.seconds * 1_000))}"),
+        ("compared with", "the old program, over the same input" if outcome.beside else "the app itself"),
     )
     sections = [
-        Section(_heading(each), tuple(_differing(each, mask, with_values=True)))
-        for each in _all(found)
-        if _differs(each)
+        Section(_heading(item), tuple(_differing(item, mask, with_values=True)))
+        for item in _compared(outcome)
+        if _has_differences(item)
     ]
-    if found.migrated:
-        sections.insert(0, Section("What the migration changes", found.migrated))
-    if found.not_allowed:
-        sections.append(
-            Section("Queries for differences that are meant that could not be carried out", found.not_allowed)
-        )
-    equal = [_name(each) for each in _all(found) if not _differs(each)]
-    if equal or found.unknown or found.new_tables:
-        words = [f"The same: {', '.join(equal)}."] if equal else []
-        others = (*_new(found), *found.unknown)
-        words += [f"Not compared: {', '.join(others)}."] if others else []
-        sections.append(Section("The others", tuple(words)))
+    if outcome.migrated:
+        sections.insert(0, Section("What the migration changes", outcome.migrated))
+    if outcome.not_allowed:
+        sections.append(Section("Queries of --allow that failed", outcome.not_allowed))
+    equal = [_name(item) for item in _compared(outcome) if not _has_differences(item)]
+    if equal or outcome.unknown or outcome.new_tables:
+        lines = [f"The same: {', '.join(equal)}."] if equal else []
+        not_compared = (*_new_table_lines(outcome), *outcome.unknown)
+        lines += [f"Not compared: {', '.join(not_compared)}."] if not_compared else []
+        sections.append(Section("Other tables and sinks", tuple(lines)))
     return Page(
-        title=f"A trial of {found.app}",
-        sentence=(sentence(found), "."),
+        title=f"A trial of {outcome.app}",
+        sentence=(sentence(outcome), "."),
         facts=Facts(facts),
         sections=tuple(sections),
         closing=closing(f" {shown}"),
     )
 
 
-def _all(found: Trial) -> tuple[TableDiff | SinkDiff, ...]:
-    return (*found.tables, *found.sinks)
+def _compared(outcome: Trial) -> tuple[TableDiff | SinkDiff, ...]:
+    return (*outcome.tables, *outcome.sinks)
 
 
-def _name(each: TableDiff | SinkDiff) -> str:
-    return each.table if isinstance(each, TableDiff) else each.sink
+def _name(item: TableDiff | SinkDiff) -> str:
+    return item.table if isinstance(item, TableDiff) else item.sink
 
 
-def _differs(each: TableDiff | SinkDiff) -> bool:
-    return bool(len(each.changes)) if isinstance(each, TableDiff) else not each.equal
+def _has_differences(item: TableDiff | SinkDiff) -> bool:
+    return bool(len(item.changes)) if isinstance(item, TableDiff) else not item.equal
 
 
-def _heading(each: TableDiff | SinkDiff) -> str:
-    return f"The table {each.table}" if isinstance(each, TableDiff) else f"What the sink {each.sink} is given"
+def _heading(item: TableDiff | SinkDiff) -> str:
+    return f"The table {item.table}" if isinstance(item, TableDiff) else f"The sink {item.sink}"
 
 
-def _about(found: Trial) -> Iterator[str]:
-    what = "the program of before, over the same input" if found.beside else f"{found.app} itself"
-    yield f"compared with {what}, from {found.start.ref} to {found.end.ref}"
-    yield from (f"migrated: {line}" for line in found.migrated)
-    yield from (f"{line}: not compared" for line in _new(found))
-    if found.kept:
-        yield f"the clone stays: {found.kept}"
+def _about(outcome: Trial) -> Iterator[str]:
+    baseline = "the old program, over the same input" if outcome.beside else f"{outcome.app} itself"
+    yield f"compared with {baseline}, from {outcome.start.ref} to {outcome.end.ref}"
+    yield from (f"migrated: {line}" for line in outcome.migrated)
+    yield from (f"{line}: not compared" for line in _new_table_lines(outcome))
+    if outcome.kept:
+        yield f"clone kept: {outcome.kept}"
 
 
-def _new(found: Trial) -> list[str]:
-    return [f"new table {name}, of about {plural(rows, 'row')}" for name, rows in found.new_tables.items()]
+def _new_table_lines(outcome: Trial) -> list[str]:
+    return [f"new table {name}, of about {plural(rows, 'row')}" for name, rows in outcome.new_tables.items()]
 
 
-def _notes(found: Trial) -> Iterator[str]:
+def _notes(outcome: Trial) -> Iterator[str]:
     yield from (
-        f"note: --allow could not be carried out, so it leaves nothing out: {each}" for each in found.not_allowed
+        f"note: a query of --allow failed, so it excludes no difference: {error}" for error in outcome.not_allowed
     )
-    if found.unknown:
-        sinks = ", ".join(found.unknown)
-        yield f"note: what sinks are given is not compared ({sinks}): --before FILE, the program that ran, does"
+    if outcome.unknown:
+        sinks = ", ".join(outcome.unknown)
+        yield f"note: sinks are not compared ({sinks}); to compare them, add --before FILE, the program that ran"
 
 
-def _differing(each: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
-    if isinstance(each, SinkDiff):
-        yield from _sink(each, mask, with_values=with_values)
+def _differing(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
+    if isinstance(item, SinkDiff):
+        yield from _sink(item, mask, with_values=with_values)
         return
-    counts = ((each.added, "added"), (each.removed, "removed"), (each.changed, "changed"))
-    words = ", ".join(f"{number:,} {what}" for number, what in counts if number)
-    yield Title(f"{each.table}: {words or 'no row differs'}")
-    yield from each.unlike
-    yield from values.tolerance(each.near)
-    for column in each.columns:
+    counts = ((item.added, "added"), (item.removed, "removed"), (item.changed, "changed"))
+    summary = ", ".join(f"{number:,} {label}" for number, label in counts if number)
+    yield Title(f"{item.table}: {summary or 'no row differs'}")
+    yield from item.unlike
+    yield from values.tolerance(item.near)
+    for column in item.columns:
         if column.differing:
             yield f"  {column.column} differs in {plural(column.differing, 'row')}"
-    if with_values and len(each.changes):
-        yield values.changes(each.changes, "old", "new", mask.value, "(no row)")
-        if (more := len(each.changes) - MOST_SHOWN) > 0:
+    if with_values and len(item.changes):
+        yield values.changes(item.changes, "old", "new", mask.value, "(no row)")
+        if (more := len(item.changes) - MOST_SHOWN) > 0:
             yield f"and {more:,} more"
 
 
-def _sink(each: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
-    words = [f"{rows.num_rows:,} {what}" for rows, what in ((each.added, "added"), (each.removed, "removed")) if rows]
+def _sink(diff: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
+    summary = [
+        f"{rows.num_rows:,} {label}" for rows, label in ((diff.added, "added"), (diff.removed, "removed")) if rows
+    ]
     yield Title(
-        f"sink {each.sink}: {', '.join(words) or 'no row differs'} of {each.rows[0]:,} before, {each.rows[1]:,} now"
+        f"sink {diff.sink}: {', '.join(summary) or 'no row differs'} of {diff.rows[0]:,} before, {diff.rows[1]:,} now"
     )
-    if each.near:
-        yield f"  {plural(each.near, 'record')} equal within the tolerance of floats, {TOLERANCE}"
-    some = [(row, what) for rows, what in ((each.removed, "old"), (each.added, "new")) for row in _some(rows)]
+    if diff.near:
+        yield f"  {plural(diff.near, 'record')} equal within the tolerance of floats, {TOLERANCE}"
+    some = [(row, side) for rows, side in ((diff.removed, "old"), (diff.added, "new")) for row in _first_rows(rows)]
     if with_values and some:
         names = [name for name in some[0][0] if name != "headers"]
-        lines = ((Name(what), *(_cell(row.get(name), mask) for name in names)) for row, what in some)
+        lines = ((Name(side), *(_cell(row.get(name), mask) for name in names)) for row, side in some)
         yield TableBlock.of(("", *map(Name, names)), lines)
 
 
-def _some(rows: pa.Table) -> list[dict[str, object]]:
+def _first_rows(rows: pa.Table) -> list[dict[str, object]]:
     return python_rows(rows.slice(0, MOST_SHOWN))
 
 
@@ -155,12 +155,12 @@ def _cell(value: object, mask: Mask) -> Cell:
     return mask.data(value) if isinstance(value, bytes) else mask.value(value)
 
 
-def _table_data(each: TableDiff, *, with_values: bool) -> Mapping[str, object]:
-    rows = values.changed_rows(each.changes) if with_values else None
-    return fields(each, "table", "added", "removed", "changed", "columns", "unlike", "near", rows=rows)
+def _table_data(diff: TableDiff, *, with_values: bool) -> Mapping[str, object]:
+    rows = values.changed_rows(diff.changes) if with_values else None
+    return fields(diff, "table", "added", "removed", "changed", "columns", "unlike", "near", rows=rows)
 
 
-def _sink_data(each: SinkDiff, *, with_values: bool) -> Mapping[str, object]:
-    counts = {"added": each.added.num_rows, "removed": each.removed.num_rows, "rows": each.rows}
-    sides = {"only_before": values.rows(each.removed), "only_after": values.rows(each.added)} if with_values else {}
-    return {"sink": each.sink, "equal": each.equal, "near": each.near, **counts, **sides}
+def _sink_data(diff: SinkDiff, *, with_values: bool) -> Mapping[str, object]:
+    counts = {"added": diff.added.num_rows, "removed": diff.removed.num_rows, "rows": diff.rows}
+    sides = {"only_before": values.rows(diff.removed), "only_after": values.rows(diff.added)} if with_values else {}
+    return {"sink": diff.sink, "equal": diff.equal, "near": diff.near, **counts, **sides}

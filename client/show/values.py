@@ -1,4 +1,4 @@
-"""Arrow tables as words for people, as JSON, and as files."""
+"""Arrow tables as text for people, as JSON, and as files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from ...snapshot.diff.moments import TableDiff
 
 ENDINGS = (".parquet", ".csv", ".json")
-"""What `write` writes."""
+"""File extensions that `write` supports."""
 NOT_TEXT = "not valid UTF-8, as hex: "
 _MOST = 4_000
-"""Characters of a value that are shown, unless said otherwise."""
-# Sums of integers come as decimals from DuckDB: numbers all the same.
+"""Default maximum of characters shown of a value."""
+# DuckDB returns sums of integers as decimals; JSON gets numbers.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
-    """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
+    """Return a table block of the first `limit` rows (all for None); numbers are right-aligned."""
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    to_right = tuple(any(each(kind) for each in is_number) for kind in table.schema.types)
+    to_right = tuple(any(is_kind(kind) for is_kind in is_number) for kind in table.schema.types)
     some = table if limit is None else table.slice(0, min(limit, table.num_rows))
     lines = tuple(tuple(map(word, row.values())) for row in rows(some))
     return TableBlock(tuple(map(Name, table.column_names)), to_right, lines)
 
 
 def word(value: object) -> str:
-    """One value for people. Nothing is rounded, no separators are put in: these are the user's own values."""
+    """Format one value for people, without rounding and separators."""
     from ...snapshot.query.key_text import text_of
 
     match value:
         case None | str():
-            # As in a key: null is no text.
+            # As in a key, where null differs from the text "null".
             return text_of(value)
         case bool():
             return str(value).lower()
@@ -61,14 +61,14 @@ def word(value: object) -> str:
 
 
 def key_word(value: object, show: Callable[[object], Cell] = word) -> Cell:
-    """Return one value of a key for people, as it can be typed for a key; shown by `show`, but for null."""
+    """Format one value of a key for people, as it can be typed; with `show`, except for null."""
     from ...snapshot.query.key_text import NULL, text_of
 
     return text_of(value) if show is word else NULL if value is None else show(value)
 
 
 def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
-    """Bytes as the text that they are, else hexadecimal, which it says, as `shortened`."""
+    """Format bytes as text, or as labelled hexadecimal if they are not UTF-8, shortened to `most` characters."""
     try:
         return shortened(data.decode(), most, more)
     except UnicodeDecodeError:
@@ -76,7 +76,7 @@ def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
 
 
 def shortened(text: str, most: int = _MOST, more: str = "") -> str:
-    """The first `most` characters; of what is longer `more` says so, or how many there are more."""
+    """Return the first `most` characters, and `more` or the number of omitted characters if text is longer."""
     cut_off = len(text) - most
     return text if cut_off <= 0 else text[:most] + (more or f"… and {formats.plural(cut_off, 'character')} more")
 
@@ -87,10 +87,10 @@ def value_lines(
     show: Callable[[object], Cell] = word,
     none: str = "(no row)",
 ) -> Iterator[tuple[Name, Cell, Cell]]:
-    """The columns in which two rows differ, with both values for people; all columns where none does.
+    """Yield the columns in which two rows differ, with both values for people; if none differs, all columns.
 
-    There is a line, without a column, also where a row that is None faces one that has no values. `show` shows a
-    value, `none` stands for those of a row that is not there.
+    A row that is None facing a row without values gets one line without a column. `show` formats a value, and `none` is
+    the text for values of a missing row.
     """
 
     def side(row: Mapping[str, object] | None, name: str, show: Callable[[object], Cell]) -> Cell:
@@ -109,7 +109,7 @@ def changes(
     show: Callable[[object], Cell] = word,
     none: str = "(no row)",
 ) -> TableBlock:
-    """The first keys, with a line for each value that changed, by `value_lines`; `before` and `after` are headings."""
+    """Return a table of the first changed keys, with a line per changed value; `before` and `after` are headings."""
     names = (Name(name) for name in keys.keys.column_names)
     rows = (
         (*(key_word(value, show) for value in key.key.values()), *line)
@@ -120,18 +120,18 @@ def changes(
 
 
 def changed_rows(changes: "Iterable[KeyChange]", *, with_values: bool = True) -> msgspec.Raw:
-    """Keys whose rows changed, and how, as one array of JSON; without values the keys alone."""
+    """Return changed keys with their change and both rows as a JSON array; without values, only the keys."""
     sides = ("before", "after") if with_values else ()
-    return stream({"key": each.key, "change": each.kind, **fields(each, *sides)} for each in changes)
+    return stream({"key": change.key, "change": change.kind, **fields(change, *sides)} for change in changes)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as objects of Python values, by names that differ. Binary values are hexadecimal."""
+    """Return the rows as dicts of Python values, with duplicate column names numbered. Binary is hexadecimal."""
     return [*chain.from_iterable(_batches(table))]
 
 
 def row_as_json(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], bytes]:
-    """What makes JSON of one row with these columns; null where there is none. Binary values are hexadecimal."""
+    """Return a function that encodes a row with these columns as JSON; None becomes null. Binary is hexadecimal."""
     binary = [field.name for field in schema if _holds_binary(field.type)]
 
     def encode(row: Mapping[str, object] | None) -> bytes:
@@ -143,31 +143,31 @@ def row_as_json(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], by
 
 
 def for_json(table: pa.Table) -> dict[str, Any]:
-    """The columns, and the rows as objects, encoded. Binary values are hexadecimal."""
+    """Return the columns, and the rows as encoded objects. Binary is hexadecimal."""
     names = _unique(table.column_names)
     columns = [{"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)]
     return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
 
 
 def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
-    """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
-    return msgspec.Raw(b"[" + b",".join(_encoder.encode(hexadecimal(each)) for each in objects) + b"]")
+    """Return objects of Python values as a JSON array, encoded one by one. Binary is hexadecimal."""
+    return msgspec.Raw(b"[" + b",".join(_encoder.encode(hexadecimal(item)) for item in objects) + b"]")
 
 
 def tolerance(near: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line for each column of which floats count as equal though their last bits differ, with its rows."""
-    from ...snapshot.diff.equality import TOLERANCE  # which DuckDB comes with, that `get` does without
+    """Yield a line per column with floats that are equal only within the tolerance, with the number of rows."""
+    from ...snapshot.diff.equality import TOLERANCE  # imports DuckDB, which `get` does not need
 
     for column, rows in near.items():
         yield f"  {column}: {formats.plural(rows, 'row')} equal within the tolerance of floats, {TOLERANCE}"
 
 
-def stacked(found: "Iterable[TableDiff]") -> pa.Table:
-    """The rows that differ of all tables, with the table's name before them; columns that one does not have are null.
+def stacked(diffs: "Iterable[TableDiff]") -> pa.Table:
+    """Return the differing rows of all tables in one table, with the table's name first and nulls for missing columns.
 
-    Raises `Usage` where the columns of these tables do not go together.
+    Raises `Usage` if columns of these tables have conflicting types.
     """
-    flat = ((each.table, each.changes.flat()) for each in found)
+    flat = ((diff.table, diff.changes.flat()) for diff in diffs)
     tables = [rows.add_column(0, "table", pa.array([name] * rows.num_rows, pa.string())) for name, rows in flat]
     try:
         return pa.concat_tables(tables, promote_options="default")
@@ -176,17 +176,17 @@ def stacked(found: "Iterable[TableDiff]") -> pa.Table:
 
 
 def check_ending(path: Path) -> None:
-    """Raise `Usage` unless `write` knows the ending."""
+    """Raise `Usage` unless `write` supports the file extension."""
     if path.suffix.lower() not in ENDINGS:
-        *others, last = ENDINGS
-        expected = f"expected a name that ends with {', '.join(others)} or {last}"
-        raise Usage(f"--out {path} does not say its format: {expected}")
+        *other_endings, last = ENDINGS
+        expected = f"expected a name that ends with {', '.join(other_endings)} or {last}"
+        raise Usage(f"--out {path} has no supported format: {expected}")
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write the rows to `path`, whole or not at all: Parquet, CSV or JSON (an array) by its ending, which was checked.
+    """Write the rows to `path` atomically, as Parquet, CSV or a JSON array by its extension, which was checked.
 
-    Raises `Refused` where the file cannot be written, or such a file cannot hold a column.
+    Raises `Refused` if the file cannot be written or the format cannot hold a column.
     """
     from pyarrow import csv, parquet
 
@@ -198,7 +198,7 @@ def write(table: pa.Table, path: Path) -> None:
                 case ".parquet":
                     parquet.write_table(table, temporary, compression="zstd")
                 case ".csv":
-                    csv.write_csv(_in_words(table), temporary)
+                    csv.write_csv(_with_texts(table), temporary)
                 case _:
                     with temporary.open("wb") as file:
                         file.writelines(_json(table))
@@ -208,8 +208,8 @@ def write(table: pa.Table, path: Path) -> None:
         raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
 
 
-def _in_words(table: pa.Table) -> pa.Table:
-    """The table with words for what CSV cannot say, and for times that Python lacks: Arrow writes them wrongly."""
+def _with_texts(table: pa.Table) -> pa.Table:
+    """Return the table with text for types that CSV lacks, and for times that Python lacks and Arrow writes wrongly."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
@@ -232,14 +232,14 @@ def _json(table: pa.Table) -> Iterator[bytes]:
 
 
 def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    """The rows, so many at a time that a large table is not held twice."""
+    """Yield the rows in batches, so that a large table is not in memory twice."""
     table = table.rename_columns(_unique(table.column_names))
     binary = [field.name for field in table.schema if _holds_binary(field.type)]
     for batch in table.to_batches(max_chunksize=10_000):
-        found = python_rows(batch)
-        for row in found if binary else ():
+        batch_rows = python_rows(batch)
+        for row in batch_rows if binary else ():
             row.update((name, hexadecimal(row[name])) for name in binary)
-        yield found
+        yield batch_rows
 
 
 def _holds_binary(kind: pa.DataType) -> bool:
@@ -250,9 +250,9 @@ def _holds_binary(kind: pa.DataType) -> bool:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Number the names that come again: `a`, `a_1`, `a_2`."""
+    """Number duplicate names: `a`, `a_1`, `a_2`."""
     unique: dict[str, None] = {}
     for name in names:
         candidates = chain([name], (f"{name}_{number}" for number in count(1)))
-        unique[next(each for each in candidates if each not in unique)] = None
+        unique[next(candidate for candidate in candidates if candidate not in unique)] = None
     return list(unique)

@@ -1,4 +1,4 @@
-"""What bisect found: the commit, its keys, what it read, and the record behind it; and which invariants hold."""
+"""Output of a bisect: the commit, its keys, the offsets it read, and the record behind it; and of invariants."""
 
 import re
 import shlex
@@ -29,108 +29,111 @@ from .values import changes, for_json, grid, readable, stream, word
 _STATES: dict[State, tuple[str, str]] = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
-    "unknown": ("cannot be asked", "cannot be asked"),
+    "unknown": ("cannot be evaluated", "cannot be evaluated"),
 }
-"""What one invariant does, and several do."""
+"""Verb for the state of one invariant, and of several."""
 _MAX_TEXT = 2_000
-"""Characters of a record's value that are printed for people."""
+"""Maximum characters of a record's value that are printed for people."""
 
 
 def verdict(
-    found: Verdict,
-    behind: Behind | None,
+    outcome: Verdict,
+    explanation: Behind | None,
     out: Path | None,
     edge: str,
     clone: str,
     *,
     every: bool = False,
 ) -> Result:
-    """The answer of a search, and what is behind it, None where nobody asked; `out` is a file with all keys.
+    """Return the result of a search and its cause, which is None if it was not looked for.
 
-    `edge` is which change was asked for, `first` or `last`, empty for any; `clone` a name for a clone that no app has.
-    With `every`, all bad records of the batch are shown, and `out` has those.
+    `out` is the file with all keys, or with `every` all bad records of the batch, which are shown then. `edge` is the
+    requested change, `first`, `last` or empty for any; `clone` is an unused name for a clone.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
         return [{"cut": step.cut.versions} | fields(step, "ref", "bad", "answer", "why", "took_ms") for step in of]
 
-    def moment(which: str, cut: Cut) -> dict[str, Any]:
-        about = {name: getattr(found, f"{which}_{name}") for name in ("ref", "version", "time_ms")}
+    def moment(side: str, cut: Cut) -> dict[str, Any]:
+        about = {name: getattr(outcome, f"{side}_{name}") for name in ("ref", "version", "time_ms")}
         return about | {"cut": cut.versions}
 
-    keys = found.keys
+    keys = outcome.keys
     data = {
-        **fields(found, "app", "where", "stage", "more_rows", "candidates", "evaluations"),
-        "predicate": found.predicate.text,
-        "last_good": moment("good", found.good),
-        "first_bad": moment("bad", found.bad),
-        "windows": found.lineage.direct,
-        "records_read": found.lineage.records,
-        "source_windows": found.lineage.sources,
-        "lost_windows": found.lineage.lost,
+        **fields(outcome, "app", "where", "stage", "more_rows", "candidates", "evaluations"),
+        "predicate": outcome.predicate.text,
+        "last_good": moment("good", outcome.good),
+        "first_bad": moment("bad", outcome.bad),
+        "windows": outcome.lineage.direct,
+        "records_read": outcome.lineage.records,
+        "source_windows": outcome.lineage.sources,
+        "lost_windows": outcome.lineage.lost,
         "keys": _sides(keys),
         "keys_named": bool(keys and keys.named),
-        "file": out if (keys if not every else behind and records_table(behind)) is not None else None,
-        "rows": for_json(found.rows)["rows"],
-        "steps": steps(found.steps),
-        "non_monotone": steps(found.non_monotone),
-        "bad_before": found.bad_before or None,
-        "assumes_once": not found.looked and not found.bad_before,
-        "flips": found.flips,
-        "thinned_out": {ref: cut.thinned for ref, cut in found.resolved.items() if cut.thinned is not None},
-        "begins": found.begins or None,
-        "cause": cause_data(behind.cause) if behind is not None else None,
-        "record": record_data(behind.guilty if behind is not None else None),
+        "file": out if (keys if not every else explanation and records_table(explanation)) is not None else None,
+        "rows": for_json(outcome.rows)["rows"],
+        "steps": steps(outcome.steps),
+        "non_monotone": steps(outcome.non_monotone),
+        "bad_before": outcome.bad_before or None,
+        "assumes_once": not outcome.looked and not outcome.bad_before,
+        "flips": outcome.flips,
+        "thinned_out": {ref: cut.thinned for ref, cut in outcome.resolved.items() if cut.thinned is not None},
+        "begins": outcome.begins or None,
+        "cause": cause_data(explanation.cause) if explanation is not None else None,
+        "record": record_data(explanation.guilty if explanation is not None else None),
     }
-    if every and behind is not None and (bad := records_table(behind)) is not None:
+    if every and explanation is not None and (bad := records_table(explanation)) is not None:
         data["bad_records"] = records_data(bad)
-    return Result(data, *blocks(found, out, behind, clone, every=every), notes=notes(found, edge))
+    return Result(data, *blocks(outcome, out, explanation, clone, every=every), notes=notes(outcome, edge))
 
 
-def sentence(found: Verdict) -> str:
-    """Which commit it is, and what of that is assumed."""
-    if found.candidates:
-        return f"the first bad commit of {found.app} is one of {', '.join(map(str, found.candidates))}"
-    batches = batches_brought(found.bad.stages[found.stage]) if found.stage in found.bad.stages else ""
-    commit = f"{found.stage} v{found.bad_version}{f' ({batches})' if batches else ''}"
-    return f"{commit} is {which(found)}"
+def sentence(outcome: Verdict) -> str:
+    """Return the verdict in one sentence, with its assumptions."""
+    if outcome.candidates:
+        return f"the first bad commit of {outcome.app} is one of {', '.join(map(str, outcome.candidates))}"
+    batches = batches_brought(outcome.bad.stages[outcome.stage]) if outcome.stage in outcome.bad.stages else ""
+    commit = f"{outcome.stage} v{outcome.bad_version}{f' ({batches})' if batches else ''}"
+    return f"{commit} is {describe_commit(outcome)}"
 
 
-def which(found: Verdict) -> str:
-    """What a commit is that is certain: the first bad one, or one of several."""
-    if found.bad_before:
-        return f"one of the commits at which {found.app} went bad: it was bad before, at {found.bad_before}"
-    assumed = "" if found.looked else ", assuming that it went from good to bad once"
-    return f"the first bad commit of {found.app}{assumed}"
+def describe_commit(outcome: Verdict) -> str:
+    """Describe a certain commit: the first bad one, or one of several changes."""
+    if outcome.bad_before:
+        return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.bad_before}"
+    assumed = "" if outcome.looked else ", assuming that it went from good to bad once"
+    return f"the first bad commit of {outcome.app}{assumed}"
 
 
 def blocks(
-    found: Verdict,
+    outcome: Verdict,
     out: Path | None = None,
-    behind: Behind | None = None,
+    explanation: Behind | None = None,
     clone: str = "",
     *,
     every: bool = False,
 ) -> Iterator[Block]:
-    """For people: the first keys, and what to type next; `clone` is empty where no clone is offered."""
+    """Yield the blocks of a verdict: the first keys, the cause, and commands to type next.
+
+    An empty `clone` omits the command that clones.
+    """
     keys_file = None if every else out
-    yield Title(sentence(found))
-    if found.candidates:
-        skipped = "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
-        yield "the versions in between were thinned out by gc" if found.thinned else skipped
+    yield Title(sentence(outcome))
+    if outcome.candidates:
+        skipped = "only skipped moments are left; `slackwater bisect explain` shows why they were skipped"
+        yield "gc has removed the versions in between" if outcome.thinned else skipped
     good = ("-", "before the first commit", "")
-    if found.good_ref:
-        good = (found.good_ref, instants.when(found.good_time_ms), found.good.ref)
-    first_bad = ("first bad", found.bad_ref, instants.when(found.bad_time_ms), found.bad.ref)
-    yield TableBlock.of(("", "", "committed", "the whole app"), (("last good", *good), first_bad))
+    if outcome.good_ref:
+        good = (outcome.good_ref, instants.when(outcome.good_time_ms), outcome.good.ref)
+    first_bad = ("first bad", outcome.bad_ref, instants.when(outcome.bad_time_ms), outcome.bad.ref)
+    yield TableBlock.of(("", "", "committed", "moment (all stages)"), (("last good", *good), first_bad))
     yield ""
-    if behind is None or behind.cause.kind != "operation":
-        yield from read(found.lineage)
-    if keys := found.keys:
+    if explanation is None or explanation.cause.kind != "operation":
+        yield from read(outcome.lineage)
+    if keys := outcome.keys:
         yield ""
         if not keys.named:
-            yield "the query names no key of this table; keys that this commit changed:"
-        # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
+            yield "the query returns no key of this table; keys that this commit changed:"
+        # The query may return keys that turned bad through another row of a join: --json and --out have those.
         shown = keys.changed() or keys
         yield changes(shown)
         if (more := len(shown) - formats.MOST_SHOWN) > 0:
@@ -138,34 +141,38 @@ def blocks(
             yield f"and {more:,} more; {where}"
         elif keys_file is not None:
             yield f"{plural(len(keys), 'key')} in {keys_file}"
-    if behind is not None:
-        yield from _behind(behind, every=every)
+    if explanation is not None:
+        yield from _cause_blocks(explanation, every=every)
     yield ""
-    if not found.where and found.rows.column(0)[0].as_py():
-        yield f"at {found.bad_ref}: {found.rows.column(0)[0]}"
-    made = sum(not step.given for step in found.steps)
-    effort = plural(found.evaluations, "evaluation") if made else plural(len(found.steps), "answer")
-    others = f", {made:,} with those that looked for other changes" if made > found.evaluations else ""
-    yield f"found with {effort}{others}; to go on:"
-    query = shlex.quote(found.where or f"FROM {found.stage}")
-    for ref in filter(None, (found.good_ref, found.bad_ref)):
+    if not outcome.where and outcome.rows.column(0)[0].as_py():
+        yield f"at {outcome.bad_ref}: {outcome.rows.column(0)[0]}"
+    num_evaluated = sum(not step.given for step in outcome.steps)
+    effort = plural(outcome.evaluations, "evaluation") if num_evaluated else plural(len(outcome.steps), "answer")
+    extra = (
+        f", plus {num_evaluated - outcome.evaluations:,} to check for other changes"
+        if num_evaluated > outcome.evaluations
+        else ""
+    )
+    yield f"{effort}{extra}. Next steps:"
+    query = shlex.quote(outcome.where or f"FROM {outcome.stage}")
+    for ref in filter(None, (outcome.good_ref, outcome.bad_ref)):
         yield "  ", NextCommand(f"slackwater query {ref} {query}")
-    if found.good_ref and clone:
-        yield "  ", NextCommand(f"slackwater clone {found.good_ref} {clone}")
+    if outcome.good_ref and clone:
+        yield "  ", NextCommand(f"slackwater clone {outcome.good_ref} {clone}")
 
 
-def notes(found: Verdict, edge: str = "") -> Iterator[str]:
-    """What is worth knowing beside it; `edge` is which change was asked for."""
-    if found.more_rows:
-        more = f"the query returns more than {MAX_ROWS:,} rows at {found.bad_ref}"
+def notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
+    """Yield notes on a verdict; `edge` is the requested change."""
+    if outcome.more_rows:
+        more = f"the query returns more than {MAX_ROWS:,} rows at {outcome.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
-    if found.flips is not None and len(found.flips.flips) > 1:
-        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in found.flips.flips[:MOST_SHOWN]]
-        more = f", and {plural(len(found.flips.flips) - MOST_SHOWN, 'more change')}"
-        turns += [more] * (len(found.flips.flips) > MOST_SHOWN)
-        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change is meant"
-    elif found.non_monotone:
-        against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in found.non_monotone)
+    if outcome.flips is not None and len(outcome.flips.flips) > 1:
+        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MOST_SHOWN]]
+        more = f", and {plural(len(outcome.flips.flips) - MOST_SHOWN, 'more change')}"
+        turns += [more] * (len(outcome.flips.flips) > MOST_SHOWN)
+        yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change to find"
+    elif outcome.non_monotone:
+        against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in outcome.non_monotone)
         which_one = f"the {edge} that was met" if edge else "one of the changes"
         narrow = f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
         yield f"it went from good to bad more than once ({against}), and this is {which_one}: {narrow}"
@@ -176,13 +183,13 @@ def _sides(keys: KeyChanges | None) -> Any:
 
 
 def read(lineage: Lineage) -> Iterator[Block]:
-    """What a commit read, what that came from, and what it passed over."""
+    """Yield the offsets that a commit read, their source offsets on users' topics, and offsets that it skipped."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
-        counted = "" if lineage.records is None else f" {plural(lineage.records, 'record')}, at"
-        yield windows(f"it read{counted}", ">offsets", lineage.direct)
+        counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
+        yield windows(f"input of this commit{counted}", ">offsets", lineage.direct)
     else:
-        yield "it read no record"
+        yield "it read no records"
     if not reads_sources:
         yield ""
         if lineage.sources:
@@ -194,27 +201,27 @@ def read(lineage: Lineage) -> Iterator[Block]:
         yield windows("gone from Kafka and never read", ">offsets", lineage.lost)
 
 
-def windows(heading: str, unit: str, found: Iterable[Window]) -> TableBlock:
-    """Windows of offsets, and how many each spans."""
-    return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in found))
+def windows(heading: str, unit: str, ranges: Iterable[Window]) -> TableBlock:
+    """Return a table of offset ranges, with the number of offsets in each."""
+    return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in ranges))
 
 
-def _behind(behind: Behind, *, every: bool) -> Iterator[Block]:
-    """The cause and what shows it; nothing where nothing was replayed, which a note says."""
-    if behind.cause.kind != "unknown":
+def _cause_blocks(explanation: Behind, *, every: bool) -> Iterator[Block]:
+    """Yield the cause and its evidence; nothing without a replay, which a note explains."""
+    if explanation.cause.kind != "unknown":
         yield ""
-        yield Title(behind.cause.sentence)
-        yield from cause_facts(behind.cause)
-    if behind.guilty is not None:
-        yield from _record(behind.guilty)
-        yield from bad_records(behind, every=every)
-    if (note := behind.cause.evidence.get(NOTE)) is not None:
+        yield Title(explanation.cause.sentence)
+        yield from cause_facts(explanation.cause)
+    if explanation.guilty is not None:
+        yield from _record(explanation.guilty)
+        yield from bad_records(explanation, every=every)
+    if (note := explanation.cause.evidence.get(NOTE)) is not None:
         yield ""
         yield f"note: {note}"
 
 
 def _record(guilty: Guilty) -> Iterator[Block]:
-    """The record, the way to it, and what it did; or why there is none."""
+    """Yield the record, the path to it, and its effect; or the reason why it is unknown."""
     message, hops = guilty.message, guilty.hops
     if message is not None:
         yield ""
@@ -230,21 +237,21 @@ def _record(guilty: Guilty) -> Iterator[Block]:
         yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
-            yield f"by itself it does not make it bad: it does so with {more} before it"
+            yield f"it turns the state bad only together with {more} before it"
     if guilty.tied:
-        others = ", ".join(map(str, guilty.tied[:MOST_SHOWN]))
-        yield f"of the same time, in other partitions, and as likely the first: {others}"
+        tied_records = ", ".join(map(str, guilty.tied[:MOST_SHOWN]))
+        yield f"equally likely to be the first, with the same time in other partitions: {tied_records}"
     if guilty.keys:
         yield ""
-        yield "what it did:"
+        yield "its effect:"
         yield changes(guilty.keys)
     if guilty.reason:
         yield ""
-        yield guilty.reason if message is not None else f"the record behind it cannot be told: {guilty.reason}"
+        yield guilty.reason if message is not None else f"the record is unknown: {guilty.reason}"
 
 
 def cause_data(cause: Cause) -> dict[str, Any]:
-    """The cause for machines."""
+    """Return the cause as data for JSON."""
     return {
         "class": cause.kind,
         "proved": cause.proved,
@@ -257,18 +264,18 @@ def cause_data(cause: Cause) -> dict[str, Any]:
 
 
 def cause_facts(cause: Cause) -> Iterator[Block]:
-    """The evidence of causes that are no record's; nothing of others, whose record is shown."""
+    """Yield the evidence of a cause that is not a record."""
     rows = [(heading, value) for heading, value in evidence_of(cause) if value]
     if rows and cause.kind not in ("record", "records", "unknown"):
         yield TableBlock.of(("", ""), rows)
 
 
 def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
-    """What shows a cause, with headings, as far as its sentence does not say it; keys as text."""
+    """Yield headings and evidence of a cause that its sentence does not mention; keys as text."""
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
-        # How a deploy was shown, and which file to add, the sentence has in words.
+        # The sentence already says how a deploy was proved, and which file to add.
         if name in (NOTE, "reason", "num_keys", "how", "add") or value is None or _is_said(cause, name, value):
             continue
         if name == "keys":
@@ -284,7 +291,7 @@ def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
 
 
 def _is_said(cause: Cause, name: str, value: object) -> bool:
-    """Whether the sentence of a cause has a value of its evidence."""
+    """Return True if the cause's sentence mentions a value of its evidence."""
     if name in ("stage", "version"):
         value = f"{cause.evidence.get('stage')}@v{cause.evidence.get('version')}"
     elif isinstance(value, Mapping) and "checksum" in value:
@@ -293,51 +300,52 @@ def _is_said(cause: Cause, name: str, value: object) -> bool:
 
 
 def some_keys(values: list[dict[str, object]], count: int) -> str:
-    """The first keys, and how many more there are."""
+    """Format the first keys, and the number of further ones."""
     shown = [", ".join(f"{name} = {value}" for name, value in key.items()) for key in values[:3]]
     more = [f"{count - len(shown):,} more"] if count > len(shown) else []
     return "; ".join([*shown, *more])
 
 
-def bad_records(behind: Behind, *, every: bool = False) -> Iterator[Block]:
-    """The bad records of the batch in the app's order, where there are several."""
-    found = behind.guilty.records if behind.guilty is not None else None
-    if found is None or behind.cause.kind not in ("record", "records", "watermark") or found.num_rows < 2:
+def bad_records(explanation: Behind, *, every: bool = False) -> Iterator[Block]:
+    """Yield the bad records of the batch in the app's order, if there are several."""
+    records = explanation.guilty.records if explanation.guilty is not None else None
+    if records is None or explanation.cause.kind not in ("record", "records", "watermark") or records.num_rows < 2:
         return
-    shown = found if every else found.slice(0, MOST_SHOWN)
+    shown = records if every else records.slice(0, MOST_SHOWN)
     yield ""
     rows = (
-        (Name(str(address)), when, "yes" if alone else "with those before") for address, when, alone in _each(shown)
+        (Name(str(address)), when, "yes" if alone else "with those before")
+        for address, when, alone in _records_of(shown)
     )
     yield TableBlock.of(("bad records", "sent", "by itself"), rows)
-    if (more := found.num_rows - shown.num_rows) > 0:
+    if (more := records.num_rows - shown.num_rows) > 0:
         yield f"and {plural(more, 'more')}: --all lists them, and --all --out FILE writes them"
-    if behind.guilty is not None and not behind.guilty.is_complete:
+    if explanation.guilty is not None and not explanation.guilty.is_complete:
         yield "there may be more: not all records of the batch were tried by themselves"
 
 
-def _each(found: pa.Table) -> Iterator[tuple[Address, Span, bool]]:
-    for row in found.select(["topic", "partition", "offset", "row", "time", "alone"]).to_pylist():
+def _records_of(records: pa.Table) -> Iterator[tuple[Address, Span, bool]]:
+    for row in records.select(["topic", "partition", "offset", "row", "time", "alone"]).to_pylist():
         at = Address(row["topic"], row["partition"], row["offset"], row["row"])
         yield at, Time(int(row["time"].timestamp() * 1000), "milliseconds"), row["alone"]
 
 
-def records_table(behind: Behind) -> pa.Table | None:
-    """The bad records of the batch; None where they are not known."""
-    return behind.guilty.records if behind.guilty is not None else None
+def records_table(explanation: Behind) -> pa.Table | None:
+    """Return the bad records of the batch; None if unknown."""
+    return explanation.guilty.records if explanation.guilty is not None else None
 
 
-def for_file(verdict: Verdict, behind: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
-    """What `--out` writes: the keys that turned bad, or with `every` the bad records; else None, and why."""
+def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
+    """Return the rows for `--out`: keys that turned bad, or with `every` the bad records; else None and the reason."""
     if every:
-        return records_table(behind), "which records are bad is not known"
+        return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
         return verdict.keys.flat(), ""
     return None, "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
 
 
-def records_data(found: pa.Table) -> list[dict[str, object]]:
-    """The bad records for machines: address, time, Kafka key as hexadecimal, and whether it is bad by itself."""
+def records_data(records: pa.Table) -> list[dict[str, object]]:
+    """Return the bad records as data for JSON: address, time, Kafka key as hexadecimal, and if it is bad by itself."""
     return [
         {
             "record": str(Address(row["topic"], row["partition"], row["offset"], row["row"])),
@@ -345,17 +353,17 @@ def records_data(found: pa.Table) -> list[dict[str, object]]:
             "key": row["key"].hex() if row["key"] is not None else None,
             "alone": row["alone"],
         }
-        for row in found.to_pylist()
+        for row in records.to_pylist()
     ]
 
 
 def noun_of(cause: Cause) -> str:
-    """What a cause of the class is called."""
+    """Return the noun for a cause's class."""
     return CLASSES[cause.kind].noun
 
 
 def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
-    """The record for machines, None for none; bytes are hexadecimal."""
+    """Return the record as data for JSON, or None; bytes are hexadecimal."""
     if guilty is None:
         return None
     message, where = guilty.message, guilty.message.address if guilty.message else None
@@ -378,45 +386,45 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
 
 
 def explained(search: KeptSearch) -> Result:
-    """Each moment that was looked at, and what it was found to be."""
+    """Return the result of `bisect explain`: each evaluated moment and its answer."""
     rows = []
-    for number, mark in enumerate(search.marks, 1):
-        how = ("-", "said by hand") if mark.by_hand else (formats.duration(mark.took_ms), mark.why)
-        rows.append((str(number), mark.ref or "before the first commit", mark.answer, *how))
-    last = f"{search.wanted or 'the beginning'} is to be looked at" if search.wanted is not None else search.found
-    return Result(search, TableBlock.of((">", "moment", "was", ">took", "why"), rows), *filter(None, [last]))
+    for number, answer in enumerate(search.marks, 1):
+        how = ("-", "by hand") if answer.by_hand else (formats.duration(answer.took_ms), answer.why)
+        rows.append((str(number), answer.ref or "before the first commit", answer.answer, *how))
+    last = f"{search.wanted or 'the beginning'} waits for an answer" if search.wanted is not None else search.found
+    return Result(search, TableBlock.of((">", "moment", "answer", ">took", "why"), rows), *filter(None, [last]))
 
 
-def wanted(search: KeptSearch, cut: Cut, left: int) -> Result:
-    """What a person is to look at next, with about `left` more after it."""
+def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
+    """Return the result that asks the user to judge a moment, with about `num_left` more after it."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
     table = stage if stage in cut.tables else next(iter(cut.tables), "")
     return Result(
-        {"app": app, "wanted": ref, "cut": cut.versions, "left": left},
-        f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {left} more after it:",
+        {"app": app, "wanted": ref, "cut": cut.versions, "left": num_left},
+        f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {num_left} more after it:",
         *([("  ", NextCommand(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
-        ("and say what it is: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
+        ("then answer: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
     )
 
 
 def invariants_line(look: Findings) -> str:
-    """One line for a look: when, where, and how many invariants are what."""
+    """Return a line about an evaluation of all invariants: time, moment, and number of invariants by state."""
     by_state = Counter(result.state for result in look.results)
-    states = ", ".join(f"{n} {words[n > 1]}" for state, words in _STATES.items() if (n := by_state[state]))
-    again = [each.invariant.name for each in look.news if each.state == "holds"]
+    states = ", ".join(f"{n} {verbs[n > 1]}" for state, verbs in _STATES.items() if (n := by_state[state]))
+    recovered = [result.invariant.name for result in look.news if result.state == "holds"]
     parts = (
         instants.iso(look.cut.time_ms),
         look.ref,
         states,
-        f"{', '.join(again)} again" if again else "",
+        f"{', '.join(recovered)} again" if recovered else "",
         f"last good: {look.last_good}" if look.last_good and not look.is_good else "",
     )
     return "  ".join(filter(None, parts))
 
 
 def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Block]:
-    """The first rows of an invariant that does not hold."""
+    """Yield the first rows of a failing invariant."""
     yield Title(f"{invariant.name} does not hold at {look.ref}")
     yield grid(rows, MOST_SHOWN)
     if rows.num_rows > MOST_SHOWN:
@@ -424,7 +432,7 @@ def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Bl
 
 
 def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
-    """The commit that broke it, and what is behind that as far as the store tells."""
+    """Yield the commit that broke an invariant, and its cause without a replay."""
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if cause.kind != "unknown":
         yield cause.sentence
@@ -433,22 +441,22 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
     where = shlex.quote(invariant.where)
     search = NextCommand(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
-    yield search, " tells more"
+    yield "for details: ", search
 
 
 def invariants_data(
     look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
 ) -> dict[str, Any]:
-    """A look for machines, with what was found of each invariant that began to fail, by its name."""
+    """Return an evaluation as data for JSON, with the verdict and report of each newly failing invariant by name."""
     cut, invariants = look.cut, []
-    for each in look.results:
-        verdict, report = verdicts.get(each.invariant.name), reports.get(each.invariant.name)
+    for result in look.results:
+        verdict, report = verdicts.get(result.invariant.name), reports.get(result.invariant.name)
         invariants.append(
             {
-                "name": each.invariant.name,
-                "state": each.state,
-                "rows": for_json(each.rows)["rows"] if each.rows is not None else None,
-                "error": each.error.message if each.error is not None else None,
+                "name": result.invariant.name,
+                "state": result.state,
+                "rows": for_json(result.rows)["rows"] if result.rows is not None else None,
+                "error": result.error.message if result.error is not None else None,
                 "first_bad": verdict.bad_ref if verdict is not None else None,
                 "last_good": verdict.good_ref or None if verdict is not None else None,
                 "source_windows": verdict.lineage.sources if verdict is not None else None,

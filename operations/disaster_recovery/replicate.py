@@ -203,7 +203,7 @@ class Replicator:
     def _there(self) -> Iterator[tuple[str, Manifest]]:
         """The newest version of each stage in the target."""
         for stage in self.target.list_folders(keys.stages(self.app)):
-            head = history.head(self.target, self.app, stage, known=self._same.get(stage, 0))
+            head = history.head(self.target, self.app, stage, hint=self._same.get(stage, 0))
             if head is not None:
                 yield stage, head
 

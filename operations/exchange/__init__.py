@@ -1,1 +1,1 @@
-"""Tables from and for elsewhere: first versions from rows that DuckDB reads, exports as Parquet or Iceberg."""
+"""Import and export: first versions from rows that DuckDB reads; exports as Parquet folders and Iceberg tables."""

@@ -1,7 +1,7 @@
-"""What an exported folder says of itself, in `export.json`. `docs/leaving.md` has it field by field.
+"""The document of an exported folder, `export.json`. `docs/leaving.md` describes each field.
 
-Values that a store holds too are here as they are there, so that nothing of an app is lost on its way: a stage is its
-manifest, without the SSTs, which become the files of `tables`.
+Values that a store also holds have the same form as in the store, so that an export loses nothing: a stage is its
+manifest without the SSTs, whose rows are in the files of `tables`.
 """
 
 from collections.abc import Iterator
@@ -15,79 +15,79 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import without_ssts
 
 DOCUMENT = "export.json"
-"""Its name in the folder."""
+"""File name of the document."""
 
 
 class File(Struct, frozen=True):
     """One Parquet file of the folder."""
 
     path: str
-    """In the folder, such as `tables/NAME/part-00000.parquet`."""
+    """Path within the folder, such as `tables/NAME/part-00000.parquet`."""
     rows: limits.Bytes
     bytes: limits.Bytes
     sha256: str
 
 
 class ExportedTable(Struct, frozen=True):
-    """One table, of a stage or beside it."""
+    """One exported table: a stage's own or a side table."""
 
     stage: limits.Name
-    """Of whose version it is."""
+    """The stage whose version has the table."""
     key: tuple[limits.ColumnName, ...]
     columns: dict[limits.ColumnName, limits.TypeName]
-    """What users see: names and Arrow's types."""
+    """The columns that users see: Arrow types by name."""
     rows: limits.Count
     files: tuple[File, ...]
-    """One at least: of a table without rows, one without rows."""
+    """At least one: a table without rows has one file without rows."""
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Total size of the table's files."""
         return sum(file.bytes for file in self.files)
 
 
 class ExportedChannel(Struct, frozen=True):
-    """Records that were on their way from one stage to another.
+    """Records in flight from one stage to another.
 
-    Of a channel with several readers, those up to where the next one stood: what is that one's, this one has to read,
-    too.
+    A record of a channel with several readers is listed once, for the most advanced reader that has not consumed it.
+    Readers further behind have not consumed it either.
     """
 
     channel: limits.Name
     sender: limits.Name
     receiver: limits.NameOrNone
-    """The stage that had still to read them, as had all that stood before it; empty where nobody read yet."""
+    """The stage that has not consumed the records; empty if no stage has read the channel yet."""
     after: limits.Seq
-    """They were sent by the sender's versions `after` + 1 to `up_to`."""
+    """The sender's versions `after` + 1 to `up_to` sent the records."""
     up_to: limits.Seq
     counts: limits.Counts
-    """Records by Kafka partition."""
+    """Number of records by Kafka partition."""
     schema: limits.Text
     """The channel's columns as a Spark DDL string."""
     files: tuple[File, ...]
 
 
 class Export(Struct, frozen=True):
-    """An app at a moment, in a folder."""
+    """The document of an app that was exported at a moment."""
 
     app: limits.Name
     ref: limits.Line
-    """How the moment was asked for."""
+    """The ref as the user typed it."""
     time_ms: limits.TimeMs
-    """When the newest of its versions was committed, milliseconds since 1970 UTC."""
+    """Commit time of the newest version, milliseconds since 1970 UTC."""
     exported_ms: limits.TimeMs
     by: limits.Line
-    """user@host of whoever exported it."""
+    """user@host of the caller."""
     stages: dict[limits.Name, Manifest]
-    """The version of each stage: offsets by topic and partition, tables as declared, watermarks, and all else."""
+    """The version of each stage: offsets by topic and partition, declared tables, watermarks and the rest."""
     tables: dict[limits.Name, ExportedTable]
     in_flight: tuple[ExportedChannel, ...] = ()
     starts: dict[limits.Topic, limits.Offsets] = {}
-    """Where stages that had not begun are to begin to read users' topics, if `init` had said so."""
+    """Offsets by user topic at which stages without versions begin to read, if `init` set them."""
 
     @property
     def files(self) -> Iterator[File]:
-        """All files of the folder but the document."""
+        """All files of the folder except the document."""
         for table in self.tables.values():
             yield from table.files
         for channel in self.in_flight:
@@ -95,7 +95,7 @@ class Export(Struct, frozen=True):
 
 
 def of_stage(manifest: Manifest, clock_ms: int) -> Manifest:
-    """A stage's version as the document has it; rows that were expired by `clock_ms` are in none of its tables."""
-    # Snapshots under way, and what it took, are the source's.
-    said = replace(without_snapshots(carried(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms))
-    return without_ssts(said)
+    """Return a stage's version as the document stores it. Rows expired at `clock_ms` are in none of its tables."""
+    # Running snapshots and request totals belong to the source app.
+    exported = replace(without_snapshots(carried(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms))
+    return without_ssts(exported)

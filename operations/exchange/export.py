@@ -1,7 +1,7 @@
-"""A moment of an app as a folder that opens without slackwater.
+"""Export of an app at a moment to a folder that can be read without slackwater.
 
-What SSTs of the moment hold of a key is merged into its newest row, as a compaction would; nothing of the app changes.
-The folder gets its name when all of it is there, and its document is written last: one that is not whole is none.
+The SSTs of the moment are merged to the newest row of each key, as a compaction does; the app is not changed. The
+document is written last, and the folder gets its final name when all files are complete.
 """
 
 import hashlib
@@ -34,16 +34,16 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FolderWritten:
-    """A folder that was written."""
+    """A folder that was exported."""
 
     path: Path
     export: Export
-    """What its document says."""
+    """The folder's document."""
 
     @property
     def bytes(self) -> int:
-        """Of all files but the document."""
-        return sum(each.bytes for each in self.export.files)
+        """Total size of all files except the document."""
+        return sum(file.bytes for file in self.export.files)
 
 
 def export_folder(
@@ -58,38 +58,38 @@ def export_folder(
     now_ms: int,
     on_progress: OnProgress = lambda _done, _all: None,
 ) -> FolderWritten:
-    """Write an app at a moment to a new folder, which appears whole or not at all.
+    """Write an app at a moment to a new folder, which appears complete or not at all.
 
-    `reader` is asked for what reads records in flight from Kafka where there are some that no snapshot keeps;
-    `on_progress` is told how many state partitions are written, and of how many. A call that was killed leaves a folder
-    beside `path`, under a name that begins with a dot, which the next call removes.
+    `reader` returns the reader of Kafka's in-flight records; it is called only if Kafka holds some that no snapshot
+    has. `on_progress` gets the number of state partitions written and their total number. A call that is killed leaves
+    a folder beside `path` whose name begins with a dot; the next call removes that folder.
 
-    Raises `NotFound` (the moment was collected meanwhile), `Refused` (there is such a folder already, it cannot be
-    written, or records in flight are gone), `Usage` as `reader`, `Corruption` (an object is not what a manifest
-    promises) and `Unavailable`.
+    Raises `NotFound` (the moment was garbage collected meanwhile), `Refused` (the folder exists or cannot be written,
+    or records in flight are gone), `Usage` (raised by `reader`), `Corruption` (an object differs from what its manifest
+    states) and `Unavailable`.
     """
     if wrong := violations(cut.stages):
         raise Refused(f"{ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     check_new(path, "folder")
     if path.absolute().is_relative_to(store.url):
-        raise Refused(f"{path} lies inside the store root {store.url}", hint="choose a folder beside it")
+        raise Refused(f"{path} lies inside the store root {store.url}", hint="choose a folder outside the store")
     info = apps.find_app(store, cut.app)
     with whole_folder(path, "folder") as folder, telling_if_collected(store, cut):
         tables = cut.tables
-        done = _Progress(sum(each.table.partitions for each in tables.values() if each.table), on_progress)
-        made = Export(
+        done = _Progress(sum(version.table.partitions for version in tables.values() if version.table), on_progress)
+        document = Export(
             app=cut.app,
             ref=ref,
             time_ms=cut.time_ms,
             exported_ms=now_ms,
             by=by,
-            stages={stage: of_stage(each, cut.clock_ms(stage)) for stage, each in cut.stages.items()},
-            tables={name: _table(store, cache, cut, name, each, folder, done) for name, each in tables.items()},
+            stages={stage: of_stage(version, cut.clock_ms(stage)) for stage, version in cut.stages.items()},
+            tables={name: _table(store, cache, cut, name, version, folder, done) for name, version in tables.items()},
             in_flight=tuple(_channels(store, cut, folder, reader)),
             starts=dict(info.starts) if info is not None else {},
         )
-        (folder / DOCUMENT).write_bytes(codec.encode(made))
-    return FolderWritten(path, made)
+        (folder / DOCUMENT).write_bytes(codec.encode(document))
+    return FolderWritten(path, document)
 
 
 @dataclass(slots=True)
@@ -98,31 +98,31 @@ class _Progress:
     on_progress: OnProgress
     done: int = field(default=0)
 
-    def one(self) -> None:
+    def advance(self) -> None:
         self.done += 1
         self.on_progress(self.done, self.all)
 
 
 def _table(
-    store: ObjectStore, cache: SstCache, cut: Cut, name: str, at: Manifest, folder: Path, progress: _Progress
+    store: ObjectStore, cache: SstCache, cut: Cut, name: str, version: Manifest, folder: Path, progress: _Progress
 ) -> ExportedTable:
-    assert at.table is not None  # noqa: S101  `Cut.tables` are versions with one
-    table, schema, files = at.table, visible_schema(at.table), list[File]()
+    assert version.table is not None  # noqa: S101  `Cut.tables` are versions with one
+    table, schema, files = version.table, visible_schema(version.table), list[File]()
     for partition in range(table.partitions):
-        rows = merged_rows(store, cache, at.ssts, table, partition, cut.clock_ms(name), schema.names)
+        rows = merged_rows(store, cache, version.ssts, table, partition, cut.clock_ms(name), schema.names)
         files += (
-            _written(folder, _path("tables", name, number), pa.table(some.select(schema.names).columns, schema=schema))
-            for number, some in enumerate(gathered(rows), len(files))
+            _written(folder, _path("tables", name, number), pa.table(part.select(schema.names).columns, schema=schema))
+            for number, part in enumerate(gathered(rows), len(files))
         )
-        progress.one()
-    # Of a table that has none yet, its columns are to be seen.
+        progress.advance()
+    # A table without rows gets one file, which has its columns.
     files = files or [_written(folder, _path("tables", name, 0), schema.empty_table())]
-    shown = columns(at)
+    shown = columns(version)
     return ExportedTable(
         stage=owner(name, cut.stages),
-        key=tuple(each.name for each in shown if each.key),
-        columns={each.name: each.type for each in shown},
-        rows=sum(each.rows for each in files),
+        key=tuple(column.name for column in shown if column.key),
+        columns={column.name: column.type for column in shown},
+        rows=sum(file.rows for file in files),
         files=tuple(files),
     )
 
@@ -131,26 +131,26 @@ def _channels(store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], T
     records = kept_or_in_kafka(store, cut, find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None)
     for of_channel in readers(cut):
         number = 0
-        for one, following in zip(of_channel, (*of_channel[1:], None), strict=True):
-            state, kept, were = records(one, following)
+        for channel, following in zip(of_channel, (*of_channel[1:], None), strict=True):
+            state, captured, counts_before_forget = records(channel, following)
             if not state.attempts:
                 continue
             counts, files = [0] * len(state.ends), []
-            for rows in gathered(reader().read(state) if kept is None else kept):
-                files.append(_written(folder, _path("in-flight", one.name, number), rows))
+            for rows in gathered(reader().read(state) if captured is None else captured):
+                files.append(_written(folder, _path("in-flight", channel.name, number), rows))
                 number += 1
                 counts = [a + b for a, b in zip(counts, count_by_partition(rows, len(counts)).tolist(), strict=True)]
-            if state.counts and not were and tuple(counts) != state.counts:
+            if state.counts and not counts_before_forget and tuple(counts) != state.counts:
                 raise Corruption(
-                    f"channel {one.name!r} holds {counts} records in flight by partition; {one.sender} and "
-                    f"{one.receiver or 'its readers'} say {list(state.counts)}",
+                    f"channel {channel.name!r} holds {counts} records in flight by partition; {channel.sender} and "
+                    f"{channel.receiver or 'its readers'} recorded {list(state.counts)}",
                     object_key=state.topic,
                 )
             if files:
                 yield ExportedChannel(
-                    channel=one.name,
-                    sender=one.sender,
-                    receiver=one.receiver,
+                    channel=channel.name,
+                    sender=channel.sender,
+                    receiver=channel.receiver,
                     after=state.after,
                     up_to=state.up_to,
                     counts=tuple(counts),
@@ -164,10 +164,10 @@ def _path(kind: str, name: str, number: int) -> str:
 
 
 def _written(folder: Path, path: str, rows: pa.Table) -> File:
-    """Write rows to a file of the folder. Raises `OSError` where there is no room."""
-    where = folder / path
-    where.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(rows, where, compression="zstd", write_page_checksum=True)
-    with where.open("rb") as data:
+    """Write rows to a file of the folder. Raises `OSError` if the disk is full."""
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, target, compression="zstd", write_page_checksum=True)
+    with target.open("rb") as data:
         digest = hashlib.file_digest(data, "sha256").hexdigest()
-    return File(path, rows.num_rows, where.stat().st_size, digest)
+    return File(path, rows.num_rows, target.stat().st_size, digest)

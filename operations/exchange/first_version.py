@@ -1,4 +1,4 @@
-"""What a stage's first version is besides its rows, when these come from elsewhere: by the program, and by Kafka."""
+"""First version of a stage whose rows come from elsewhere: all of the manifest except the rows."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from .initialise import begun_elsewhere, check_free
 
 _PATIENCE_S = 60.0
-"""How long the broker may be away."""
+"""Maximum wait for the broker."""
 _CONF = {
     "spark.ui.enabled": "false",
-    # It lives for seconds, and runs no job.
+    # This JVM runs for seconds, without a job: optimised compilation does not pay off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """A stage's first version, to be committed."""
+    """A stage's first version before its commit."""
 
     manifest: Manifest
-    """Of kind "init", without rows and outputs."""
+    """Manifest of kind "init", without rows and outputs."""
     info: AppInfo
-    """The app's identity, with the offsets that were said; as stored, where there is one."""
+    """The app's identity: the stored one, or a new one with the requested offsets."""
     others: tuple[str, ...]
-    """The app's other stages, which begin empty where the program says."""
+    """The app's other stages. They begin empty, at the offsets that the program declares."""
     channels: Callable[[], dict[str, Output]]
-    """Makes the channels that the stage reads and writes, where there are none; gives the latter. Raises `Refused`."""
+    """Creates missing channels that the stage reads and writes; returns the outputs. Raises `Refused`."""
     shape: Shape
     """The stage's schemas."""
 
@@ -65,25 +65,26 @@ def first_version_of(
     at: str = "",
     by: str,
 ) -> FirstVersion:
-    """What a program's file declares of a stage, with the offsets at which it begins. Starts Spark for its columns.
+    """Return the first version of a stage as a program file declares it. Starts Spark for the schemas.
 
-    The app has the name `app`. Of `offsets`, each is `topic=where`, by the declared name; its other topics begin at the
-    time `at`, or where the program says when that is empty: of an app that there is, only the stage's own.
+    The app is named `app`. Each of `offsets` is `topic=where`, with the topic's declared name. Other topics begin at
+    the time `at`, or as the program declares if `at` is empty; in an existing app this applies to the stage's own
+    topics.
 
     Raises:
-        Usage: a word says no offset or no time.
-        NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
-        Refused: the stage keeps no table, or one of what waits, or has versions; offsets are not there, or the app was
-            begun at others. Others as `load_app` and `shapes` do.
+        Usage: an offset or a time cannot be parsed.
+        NotFound: the program has no such stage, or the app or Kafka has no such topic.
+        Refused: the stage has no table, or one with waiting rows, or has versions; offsets do not exist, or the app
+            began at other offsets. Also what `load_app` and `shapes` raise.
         Unavailable: Kafka or the store did not answer.
     """
     program = load_app(path, name=app, store=store)
     check_free(store, program.name, program.select((stage,))[0].name)
     spark = partial(spark_session, f"slackwater init {program.name}", master="local[1]", conf=_CONF)
-    made = first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
-    if (table := made.manifest.table) is not None:
+    first = first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
+    if (table := first.manifest.table) is not None:
         check_takes_rows(f"{program.name}/{stage}", kind_of(table.state))
-    return made
+    return first
 
 
 def first_version(
@@ -97,36 +98,44 @@ def first_version(
     at: str = "",
     by: str,
 ) -> FirstVersion:
-    """The same of a program that is loaded, whatever its stage keeps, and whether or not it has versions."""
+    """Return the first version of a stage of a loaded program, of any kind of state.
+
+    The parameters and errors are those of `first_version_of`, which also checks that the stage has no versions.
+    """
     begin = starting_at(instants.parse("--at", at)) if at else None
-    where = starting_offsets_in(offsets)
+    offsets_by_topic = starting_offsets_in(offsets)
     (declared,) = program.select((stage,))
     if declared.state is None:
-        keeping = ", ".join(each.name for each in program.stages.values() if each.state)
+        stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
         raise Refused(
-            f"stage {program.name}/{stage} keeps no table, so there is nothing to begin with",
-            hint=f"those with state: {keeping or 'none'}",
+            f"stage {program.name}/{stage} keeps no table, so it cannot begin with rows",
+            hint=f"stages with state: {stages_with_state or 'none'}",
         )
     wait_for(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
-    for topic in where:
+    for topic in offsets_by_topic:
         if topic not in program.topics:
             raise NotFound(f"topic read by {program.name}", topic, program.topics)
-    # Where topics begin because the caller says so. Where the others of an app begin that there is, is decided.
-    meant = program.topics if info is None else program.topics & declared.inputs.keys()
-    begins = dict(where) if begin is None else {topic: where.get(topic, begin) for topic in {*meant, *where}}
+    # `at` applies to all topics of a new app, but only to the stage's own topics in an existing app, whose other topics
+    # have begun.
+    default_topics = program.topics if info is None else program.topics & declared.inputs.keys()
+    begins = (
+        dict(offsets_by_topic)
+        if begin is None
+        else {topic: offsets_by_topic.get(topic, begin) for topic in {*default_topics, *offsets_by_topic}}
+    )
     if info is not None:
         stored = stored_starts(info.starts)
         program = program.beginning(stored)
         if info.initialised == stage:
-            # The same call again, perhaps: where the end of a topic was, that one has found out.
+            # Perhaps a repeated call: the first call stored the offsets of moving positions such as a topic's end.
             begins = {topic: stored.get(topic, at) if at.moves else at for topic, at in begins.items()}
     program = program.beginning(begins)
     declared = program.stages[stage]
     renamed = replicas.topics_of(store, info)
     claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
     claimer.create_channels((declared,), only_ask=True)
-    inputs = {each: start.at for each, start in claimer.starts(declared, None).items()}
+    inputs = {name: start.at for name, start in claimer.starts(declared, None).items()}
     starts = {topic: claimer.start_of(topic) for topic in sorted(begins)}
     if info is None:
         info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)
@@ -147,7 +156,7 @@ def first_version(
         table=shape.table,
         by=by,
         program=program_of(program),
-        # Nobody has looked through the rows for those that fall due.
+        # No task has looked for due rows yet.
         event_time=None
         if shape.due_by is None
         else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock"),
@@ -158,14 +167,14 @@ def first_version(
         claimer.create_channels((declared,))
         return claimer.outputs(declared, manifest, shape)
 
-    others = tuple(each.name for each in program.in_order() if each.name != stage)
-    return FirstVersion(manifest, info, others, channels, shape)
+    other_stages = tuple(other.name for other in program.in_order() if other.name != stage)
+    return FirstVersion(manifest, info, other_stages, channels, shape)
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:
-    """See that a table may begin with rows from elsewhere. Raises `Refused` where it has what waits for others."""
+    """Check that a table may begin with rows from elsewhere. Raises `Refused` if its kind has waiting rows."""
     if kind.waiting:
         raise Refused(
-            f"the table of stage {stage} has {kind.waiting}, which the stage makes of the records that it reads",
-            hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
+            f"cannot load rows into {stage}: its table holds {kind.waiting}, which only the stage can compute",
+            hint="instead of init, read recent input again: starting_timestamp=... of its topic(...)",
         )

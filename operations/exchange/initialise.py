@@ -1,11 +1,11 @@
-"""A stage begins with a table from elsewhere: its SSTs are put, and then one commit makes them version 1.
+"""Commit of a stage's first table from rows that come from elsewhere.
 
-Until that commit nobody sees anything: SSTs that no version names are nothing to readers. Killed before it, the same
-call begins again, and what was put lies there until garbage collection takes it, some time after the first claim.
-Killed after it, the same call finds that the version has the rows that it would load.
+The SSTs are put first, then one commit names them in version 1. A call that is killed before the commit can be
+repeated; garbage collection deletes the SSTs of the first call. A call that is repeated after the commit compares its
+rows with those of version 1.
 
-The rows are sorted, one of each key, and encoded on several cores. However many there are, DuckDB sorts them by their
-hashes, on disk where they do not fit into memory.
+DuckDB sorts the rows by key hash, on disk if they exceed the memory limit. Each key must have one row. Several threads
+encode SSTs.
 """
 
 import os
@@ -39,7 +39,7 @@ from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 
 MEMORY = "512 MiB"
-"""What sorting may take; beyond that, DuckDB goes to disk."""
+"""DuckDB's memory limit for sorting; larger inputs are sorted on disk."""
 
 _BATCH_ROWS = 1 << 17
 
@@ -47,11 +47,10 @@ _BATCH_ROWS = 1 << 17
 def by_hash(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with the `_hash` of their key before their columns, ascending by it; rows of one hash in any order.
+    """Yield the rows sorted by the `_hash` of their key, which is the first column. Equal hashes have no order.
 
-    Takes all rows before it gives the first, and tells `on_read` of each batch, as rows and bytes. What does not fit
-    into `MEMORY` goes to Python's folder of temporary files. Raises `SlackwaterError` when there is no room on the
-    disk, and whatever `rows` raises.
+    Reads all rows before the first is yielded. `on_read` gets the rows and bytes of each batch. Sorting beyond `MEMORY`
+    uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any error of `rows`.
     """
     hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
     failure: BaseException | None = None
@@ -61,11 +60,11 @@ def by_hash(
         try:
             for batch in rows:
                 columns = [pa.array(hash_keys(batch, key)), *batch.columns]
-                made = pa.RecordBatch.from_arrays(columns, schema=hashed)
-                on_read(made.num_rows, made.nbytes)
-                yield made
+                hashed_batch = pa.RecordBatch.from_arrays(columns, schema=hashed)
+                on_read(hashed_batch.num_rows, hashed_batch.nbytes)
+                yield hashed_batch
         except BaseException as error:
-            # DuckDB would tell of it in words of its own.
+            # DuckDB would wrap the error in its own message.
             failure = error
             raise
 
@@ -79,63 +78,63 @@ def by_hash(
             if failure is not None:
                 raise failure from None
             sentence, _, more = str(error).strip().partition("\n")
-            hint = "it sorts on disk, in the folder that TMPDIR names: let it name one with room"
+            hint = "rows are sorted on disk, in TMPDIR: set it to a folder with more free space"
             raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
 
 
 def slots_of(table: Table, num_bytes: int) -> int:
-    """Equal ranges of all hashes: state partitions, each in so many parts that an SST of one is not too large."""
+    """Return the number of hash ranges (slots) into which rows are split, so that each slot has about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
 
 def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
-    """Rows that come by hash, cut where slots end: of each slot that has rows, its number, of how many, and them.
+    """Split rows that are sorted by hash at the slots' boundaries; yield slot, number of slots and rows.
 
-    How many there are is asked for when the first rows come: all were read then.
+    Slots without rows are left out. `slots_when_read` is called at the first row, when all input was read.
     """
     slots, current = 0, -1
-    waiting: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     for batch in rows:
         slots = slots or slots_when_read()
         numbers = partition_of(batch.column(HASH).to_numpy(), slots)
         ends = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         for start, end in pairwise((0, *ends, batch.num_rows)):
             if int(numbers[start]) != current:
-                if waiting:
-                    yield current, slots, pa.Table.from_batches(waiting)
-                current, waiting = int(numbers[start]), []
-            waiting.append(batch.slice(start, end - start))
-    if waiting:
-        yield current, slots, pa.Table.from_batches(waiting)
+                if pending:
+                    yield current, slots, pa.Table.from_batches(pending)
+                current, pending = int(numbers[start]), []
+            pending.append(batch.slice(start, end - start))
+    if pending:
+        yield current, slots, pa.Table.from_batches(pending)
 
 
 _SEQ = 1
 _LEVEL = 1
-"""SSTs side by side are one sorted run; none of them waits to be merged, as those of level 0 do."""
+"""Level of one sorted run; SSTs of level 0 would have to be merged."""
 _MOST_WORKERS = 4
-"""Each has the rows of an SST in memory, twice."""
+"""Each worker holds the rows of an SST in memory twice."""
 
 
 @dataclass(slots=True)
 class Loaded:
-    """SSTs that nothing names yet, and how far writing them is."""
+    """SSTs that no version names yet, and the progress of writing them."""
 
     read: int = 0
-    """Rows that were read; all are, before the first SST is written."""
+    """Rows read; all rows are read before the first SST is written."""
     rows: int = 0
-    """Rows of the SSTs that are written."""
+    """Rows of the written SSTs."""
     ssts: list[Sst] = field(default_factory=list)
-    """These; once all are there, by their hashes, ascending."""
+    """The written SSTs; sorted by hash when loading is complete."""
     latest_ms: int | None = None
-    """The largest event time, for a table whose rows expire by one."""
+    """Largest event time, for a table whose rows expire by event time; else None."""
 
 
 OnProgress = Callable[[Loaded], None]
 
 
 def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
-    """Delete SSTs that no version will name. Those that cannot be are left to garbage collection."""
+    """Delete SSTs that no version names. Garbage collection deletes those for which this fails."""
     if store is not None:
         for sst in ssts:
             with suppress(SlackwaterError):
@@ -147,17 +146,16 @@ class _Written:
     rows: int = 0
     latest_ms: int | None = None
     num_repeats: int = 0
-    """Rows with the key of another: then none of the slot is written."""
+    """Rows that repeat the key of another row; if there are any, no SST of the slot is written."""
     repeated: str = ""
 
 
 @dataclass(slots=True)
 class Loading:
-    """Writes rows as SSTs of the first version of a stage, whose app and itself are `names`.
+    """Writes rows as SSTs of the first version of the app and stage in `names`.
 
-    The same rows give the same SSTs, but for their names. Takes memory for a few SSTs, and as much as sorting may
-    (`MEMORY`). One put for each SST; none where `store` is None. A time to live counts from `clock_ms`; `on_progress`
-    is called after each batch and each SST.
+    Deterministic except for the SSTs' names. Memory: a few SSTs, and `MEMORY` for sorting. One put for each SST; none
+    if `store` is None. A time to live counts from `clock_ms`. `on_progress` is called after each batch and each SST.
     """
 
     store: ObjectStore | None
@@ -178,8 +176,8 @@ class Loading:
     def load(self, source: RowSource) -> Loaded:
         """Read, sort and write all rows.
 
-        Raises `Refused` where the source cannot be read or does not fit the table, a key is null, or rows have the same
-        key, and `SlackwaterError` where there is no room to sort them. What was put is deleted then.
+        Raises `Refused` if the source cannot be read or does not fit the table, a key is null, or a key has several
+        rows; `SlackwaterError` if the disk is too small to sort. SSTs that were put are deleted on errors.
         """
         try:
             with reading(source) as batches:
@@ -200,9 +198,9 @@ class Loading:
             self._count(written)
         if self.num_repeats:
             raise Refused(
-                f"{self.num_repeats:,} rows of {source} have the key of another row: expected one row of each key; "
-                f"there are more of {'; '.join(self.repeated)}",
-                hint="nothing was written; --sql says which to take: SELECT DISTINCT ON (…) … ORDER BY …",
+                f"{self.num_repeats:,} rows of {source} repeat the key of another row: expected one row for each key; "
+                f"repeated keys: {'; '.join(self.repeated)}",
+                hint="nothing was written; choose a row for each key with --sql: SELECT DISTINCT ON (…) … ORDER BY …",
             )
 
     def _on_read(self, num_rows: int, num_bytes: int) -> None:
@@ -211,13 +209,13 @@ class Loading:
         self.on_progress(self.done)
 
     def _write(self, slot: int, slots: int, rows: pa.Table) -> _Written:
-        """One SST with these rows of a slot, unless nothing is to be written any more. Changes no count."""
+        """Write one SST with the rows of a slot, unless keys are repeated in it or in an earlier slot."""
         rows = normalise_keys(rows, self.key)
         keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
         if repeats.any():
-            some = keys.take(pa.array(order[repeats][:EXAMPLES]))
-            return _Written(num_repeats=int(repeats.sum()), repeated=examples(some))
+            repeated_keys = keys.take(pa.array(order[repeats][:EXAMPLES]))
+            return _Written(num_repeats=int(repeats.sum()), repeated=examples(repeated_keys))
         if self.num_repeats:
             return _Written()
         rows = rows.take(pa.array(order)).combine_chunks()
@@ -230,7 +228,7 @@ class Loading:
         writer.append(rows)
         app, stage = self.names
         sst, data = writer.finish(app=app, stage=stage, partition=slot * self.table.partitions // slots, level=_LEVEL)
-        # Before it is there: whoever gives up deletes it.
+        # Recorded before the put, so that `discard` deletes a partly written SST too.
         self.done.ssts.append(sst)
         if self.store is not None:
             self.store.put(sst.object, data)
@@ -247,28 +245,29 @@ class Loading:
 
 
 Channels = Callable[[], Mapping[str, Output]]
-"""Makes the channels that the stage writes, where there are none, and says where they end."""
+"""Creates missing channels that the stage writes, and returns their ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """What an init did, or would do."""
+    """Result of an init or of its dry run."""
 
     app: str
     stage: str
     version: int
     rows: int
     ssts: int
-    """Objects that hold them, and then their bytes."""
+    """Number of SSTs with the rows."""
     bytes: int
+    """Total size of the SSTs."""
     offsets: Mapping[str, tuple[int, ...]]
-    """Where reading begins, by topic."""
+    """First offsets to read, by topic."""
     already: bool
-    """Whether an earlier call had done it: the table has these rows."""
+    """True if an earlier call committed the same rows."""
     others: tuple[str, ...] = ()
     """The app's other stages, which begin empty."""
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets at which these begin to read, by topic; other topics begin where the program says."""
+    """First offsets of the other stages, by topic; missing topics begin as the program declares."""
 
 
 def initialise(
@@ -281,82 +280,87 @@ def initialise(
     dry_run: bool = False,
     on_progress: OnProgress = lambda _so_far: None,
 ) -> Initialised:
-    """Make rows the first version of a stage's table. The app need not exist; other stages are not touched.
+    """Commit rows as the first version of a stage's table. Creates the app if missing; other stages do not change.
 
-    `first` is the version as it is to be but for rows, time and outputs: kind "init", version 1. `info` is the app's
-    identity, which is written if there is none; None for one that says nothing more. `channels` is called when all rows
-    are there. With `dry_run`, everything is checked and nothing is changed.
+    `first` is the version without rows, time and outputs: kind "init", version 1. `info` is the app's identity, written
+    if the app is missing; None for one without offsets. `channels` is called when all rows are written. With `dry_run`,
+    everything is checked and nothing is written.
 
-    Raises `Refused` where the stage has versions that are not this very one, the app is an unfinished clone or is being
-    removed, or the rows are not the table's (`Loading.load`), with nothing changed, and `Unavailable`: the same call
-    again finishes it.
+    Raises `Refused` if the stage has other versions, the app is an unfinished clone or is being removed, or the rows do
+    not fit the table (`Loading.load`); nothing is changed then. Raises `Unavailable`: repeating the call completes the
+    init.
     """
     table = first.table
     if table is None:
         raise Refused(
-            f"stage {first.app}/{first.stage} keeps no table, so there is nothing to begin with",
-            hint="name a stage with state=",
+            f"stage {first.app}/{first.stage} keeps no table, so it cannot begin with rows",
+            hint="choose a stage that declares state=",
         )
     check_free(store, first.app, first.stage)
     if (head := history.head(store, first.app, first.stage)) is not None:
-        return _again(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
+        return _existing_init(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
     began_ms = instants.now_ms()
     clock_ms = began_ms if ttl.by_write_time(table.ttl) else ttl.first_clock_ms(None, table, 0)
     names = first.app, first.stage
     loaded = Loading(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
     if not loaded.rows:
-        raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
+        raise Refused(
+            f"{source} has no rows to load into {first.app}/{first.stage}",
+            hint="start the app without init: a new stage begins empty",
+        )
     latest_ms = clock_ms if loaded.latest_ms is None else max(clock_ms, loaded.latest_ms)
     first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
 
-    def none_came_first(head: Manifest) -> bool:
-        raise _taken(head.app, head.stage, lost_to(head, 1).message)
+    def no_other_version(head: Manifest) -> bool:
+        raise _has_versions(head.app, head.stage, lost_to(head, 1).message)
 
     if not dry_run:
         try:
-            # From its identity on an app is there for everybody.
-            found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
-            if info is not None and found.starts != info.starts:
-                raise begun_elsewhere(found)
+            # The app is visible once its identity is stored.
+            stored_info = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
+            if info is not None and stored_info.starts != info.starts:
+                raise begun_elsewhere(stored_info)
             now_ms = instants.now_ms()
-            made = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
-            change = Amendment("init", lambda _draft: made, requires=none_came_first)
-            first = amend(store, names, change, by=made.by, now_ms=now_ms, writer=made.writer).manifest
+            complete = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
+            change = Amendment("init", lambda _draft: complete, requires=no_other_version)
+            first = amend(store, names, change, by=complete.by, now_ms=now_ms, writer=complete.writer).manifest
         except Refused:
-            # Not so when nobody knows whether it was committed.
+            # Not after `Unavailable`: the commit may have succeeded.
             discard(store, loaded.ssts)
             raise
     return _done(store, first, already=False, dry_run=dry_run)
 
 
 def check_free(store: ObjectStore, app: str, stage: str) -> None:
-    """See that a stage may begin with rows: it has no version, or just the one that an init has made.
+    """Check that a stage may begin with rows: it has no version, or only version 1 of an init.
 
-    Raises `Refused` where it has others, or the app is an unfinished clone.
+    Raises `Refused` if the stage has other versions, or the app is an unfinished clone.
     """
-    history.list_stages(store, app)  # says so where it is half a clone
+    history.list_stages(store, app)  # raises for an unfinished clone
     head = history.head(store, app, stage)
     if head is not None and (head.version != 1 or head.traits is not INIT):
-        raise _taken(app, stage, f"up to v{head.version}, {head.traits.noun} by {head.by or head.writer}")
+        raise _has_versions(app, stage, f"up to v{head.version}, {head.traits.noun} by {head.by or head.writer}")
 
 
-def _again(
+def _existing_init(
     store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
-    """What there is, if it is what this call would do. Costs what loading the rows costs, but for the puts."""
-    made = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
+    """Return the result of an earlier init with the same rows. Costs as much as loading them, without the puts."""
+    earlier = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
     if head.table != first.table or first.table is None:
-        raise _taken(head.app, head.stage, f"{made}, with another table than the program declares")
+        raise _has_versions(head.app, head.stage, f"{earlier}, whose table is not the one that the program declares")
     loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
-        raise _taken(head.app, head.stage, f"{made}, with other rows")
-    if (there := _offsets(head)) != (expected := _offsets(first)):
-        raise _taken(head.app, head.stage, f"{made}, with these rows; it begins at {there}, and not at {expected}")
+        raise _has_versions(head.app, head.stage, f"{earlier}, with other rows")
+    if (actual := _offsets(head)) != (expected := _offsets(first)):
+        raise _has_versions(
+            head.app, head.stage, f"{earlier}, with the same rows but at offsets {actual} instead of {expected}"
+        )
     return _done(store, head, already=True, dry_run=dry_run)
 
 
 def _offsets(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    return {each.topic: each.offsets for _, each in sorted(manifest.inputs.items())}
+    return {source.topic: source.offsets for _, source in sorted(manifest.inputs.items())}
 
 
 def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) -> Initialised:
@@ -369,16 +373,16 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
 
 
 def begun_elsewhere(info: AppInfo) -> Refused:
-    """The error for other offsets than an app was begun at, which its identity says, written once."""
+    """Return the error for offsets that differ from those in the app's identity, which is written once."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(
-        f"app {info.name!r} exists already, and begins at other offsets: {starts}",
-        hint="leave the offsets out, which takes these; or load the rows under another app name",
+        f"app {info.name!r} already exists, with other start offsets: {starts}",
+        hint="omit the offsets to use these, or load the rows under another app name",
     )
 
 
-def _taken(app: str, stage: str, what: str) -> Refused:
+def _has_versions(app: str, stage: str, existing: str) -> Refused:
     return Refused(
-        f"stage {app}/{stage} has versions already: {what}; rows from elsewhere can only be its first",
+        f"cannot load rows into {app}/{stage}: it already has versions, {existing}",
         hint="load them under another app name, or remove the app: slackwater app rm " + app,
     )

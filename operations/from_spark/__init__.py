@@ -1,1 +1,1 @@
-"""Queries of Spark's own, followed (`attach`) or turned into stages (`adopt`), and the checkpoint that both read."""
+"""Spark queries: following them (`attach`), converting them to stages (`adopt`), and reading their `checkpoint`."""

@@ -210,7 +210,7 @@ class StageCompactor:
 
         change = Amendment("compaction", lambda draft: apply_to(draft, there), fits)
         store, writer = self._store, self._writer
-        made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, taken=store.take)
+        made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, take_stats=store.take)
         self.head = made.manifest
         if not made.changed:
             return None
@@ -229,7 +229,7 @@ class StageCompactor:
 
     def _newest(self) -> Manifest:
         app, known = self.head.app, self.head.version
-        found = history.head(self._store, app, self.head.stage, known=known)
+        found = history.head(self._store, app, self.head.stage, hint=known)
         self.head = found or history.read(self._store, app, self.head.stage, known)
         return self.head
 

@@ -67,7 +67,7 @@ class _Watch:
     def look(self) -> tuple[Heads, Heads]:
         """Return the newest versions of the old app and of the new one."""
         for app, heads in self.heads.items():
-            newest = {stage: history.head(self.store, app, stage, known=head.version) for stage, head in heads.items()}
+            newest = {stage: history.head(self.store, app, stage, hint=head.version) for stage, head in heads.items()}
             self.heads[app] = {stage: head or heads[stage] for stage, head in newest.items()}
         old, new = self.heads.values()
         return old, new

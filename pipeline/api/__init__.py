@@ -1,1 +1,1 @@
-"""What a user's program declares: an app, its stages and topics, a table's options. Values only, no Spark."""
+"""Declarations of a user's program: an app, its stages and topics, options of tables. Values only, no Spark."""

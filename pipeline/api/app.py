@@ -1,4 +1,4 @@
-"""An app: its stages, declared one by one with a decorator. Values only, no Spark."""
+"""An app and its stages, which a decorator declares. Values only, no Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ class App:
     name: str
     stages: dict[str, Stage] = field(default_factory=dict)
     file: Path | None = None
-    """The file that declares it, where it was loaded from one."""
+    """File that declares the app, if loaded from one."""
 
     def __post_init__(self) -> None:
-        # With ~1, an app that had the name until a promotion: `apps.folder_of` says which.
+        # A suffix ~1 names the app that had the name before a promotion; see `apps.folder_of`.
         if not isinstance(self.name, str):
             raise Usage(f"App: name is {self.name!r}; expected str", hint='for example App("shop")')
         check_name("app", self.name.partition("~")[0])
@@ -58,31 +58,34 @@ class App:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
 
         Args:
-            reads: A `topic(...)`, or a `repartition(...)`, or its name, that a stage of this app writes; or several
-                of these, and the function gets one DataFrame for each, in this order.
-            writes: Where the stage's rows go: the function's rows, for a stage without state; for a stage with
-                state, the rows its state emits. A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or
-                several of these.
+            reads: A `topic(...)`, or a `repartition(...)` or its name, that a stage of this app writes; or several of
+                these, and the function gets one DataFrame for each, in this order.
+            writes: Destinations of the stage's rows: of the function's rows, for a stage without state; of the rows
+                that its state emits, for a stage with state. A `repartition(...)`, a `sink(...)`, a
+                `foreach_version(...)`, or several of these.
             state: `aggregate(...)`, `upsert(...)`, `update(...)` or `join(...)`; the table is named after the stage.
-            key: The state's key columns; default the key of the repartition topics that are read, which is then the
-                same for all of them.
+            key: Key columns of the state; default the key of the repartition topics that the stage reads, if they share
+                one.
             table: `table(...)`: state partitions, time to live and compaction of the table.
-            max_records: At most so many rows of each input a batch; default no bound. `run --max-records` wins.
+            max_records: Maximum number of rows of each input per batch; default no limit. `run --max-records` takes
+                precedence.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`; `run --trigger`
-                wins.
-            max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
-                machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
-            on_error: What happens when a record makes the function, Spark's expressions or the state fail: `"stop"`
-                stops the stage with nothing lost; `"reject"` leaves the record out, puts it into the table
-                `<stage>_rejected`, and commits the rest.
-            max_rejected: How many rejected records may wait to be retried; one more stops the stage. Default 1,000.
-            rejects: A Kafka topic that is there, to which rejected records are sent as well, at least once.
-            event_time: `event_time(...)`: what `withWatermark` in the function does not say.
-            name: Default the function's name.
+                takes precedence.
+            max_unflushed: Number of versions that the stage may run ahead of its last commit, with SSTs durable only on
+                this machine (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` takes
+                precedence.
+            on_error: Action when a record makes the function, Spark's expressions or the state fail: `"stop"` stops the
+                stage without data loss; `"reject"` leaves the record out, stores it in the table `<stage>_rejected`,
+                and commits the other records.
+            max_rejected: Maximum number of rejected records that wait for a retry; one more stops the stage. Default
+                1,000.
+            rejects: An existing Kafka topic to which rejected records are also sent, at least once.
+            event_time: `event_time(...)`: options beyond `withWatermark` in the function.
+            name: Name of the stage; default the function's name.
 
         Raises:
-            Usage: The declaration contradicts itself or what was declared before.
-            Refused: The stage does nothing, or closes a circle of stages.
+            Usage: The declaration contradicts itself or an earlier one.
+            Refused: The stage has no effect, or closes a cycle of stages.
         """
         inputs = several(reads, (Topic, Repartition, str))
         outputs = several(writes, (Repartition, TopicSink, FunctionSink))
@@ -103,7 +106,7 @@ class App:
                 Stage(
                     name=stage_name,
                     transform=transform,
-                    reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
+                    reads=tuple(source.name if isinstance(source, Repartition) else source for source in inputs),
                     writes=outputs if isinstance(late, str) else (*outputs, late),
                     state=Final(state) if state is not None and times.emits == "final" else state,
                     key=columns,
@@ -118,16 +121,18 @@ class App:
                 )
             )
             if late_table is not None:
-                kept, late_name = replace(times, late="keep", emits="changes"), f"{stage_name}_late"
-                self.stage(reads=late_table, state=state, table=table, event_time=kept, name=late_name)(as_they_came)
+                late_options, late_name = replace(times, late="keep", emits="changes"), f"{stage_name}_late"
+                self.stage(reads=late_table, state=state, table=table, event_time=late_options, name=late_name)(
+                    as_they_came
+                )
             return transform
 
         return declare
 
     def in_order(self) -> tuple[Stage, ...]:
-        """The stages, upstream first: to be asked when all are declared.
+        """Return the stages, upstream first. Call this after all stages are declared.
 
-        Raises `NotFound` where a stage reads a repartition topic that no stage writes, and as `key_of`.
+        Raises `NotFound` if no stage writes a repartition topic that a stage reads, and the errors of `key_of`.
         """
         for stage in self.stages.values():
             for channel in stage.channels:
@@ -137,7 +142,7 @@ class App:
         return tuple(self.stages[name] for name in self._upstream().static_order())
 
     def check_declared(self) -> None:
-        """Raise `Usage` where the app has no stage: to be asked when all are declared."""
+        """Raise `Usage` if the app has no stage. Call this after all stages are declared."""
         if not self.stages:
             raise Usage(
                 f"app {self.name!r} has no stage, so it would do nothing",
@@ -145,35 +150,40 @@ class App:
             )
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
-        """The app with other starting offsets of the topics of these names."""
+        """Return the app with other starting offsets, by topic."""
 
-        def moved(one: Topic | str) -> Topic | str:
-            return replace(one, start=starts.get(one.name, one.start)) if isinstance(one, Topic) else one
+        def moved(source: Topic | str) -> Topic | str:
+            return replace(source, start=starts.get(source.name, source.start)) if isinstance(source, Topic) else source
 
         stages = {name: replace(stage, reads=tuple(map(moved, stage.reads))) for name, stage in self.stages.items()}
         return replace(self, stages=stages)
 
     @property
     def topics(self) -> frozenset[str]:
-        """Names of the users' topics that its stages read."""
-        return frozenset(one.name for stage in self.stages.values() for one in stage.reads if isinstance(one, Topic))
+        """Names of the users' topics that the stages read."""
+        return frozenset(
+            source.name for stage in self.stages.values() for source in stage.reads if isinstance(source, Topic)
+        )
 
     def writer_of(self, channel: str) -> Stage:
-        """The stage that writes a repartition topic. Raises `NotFound`."""
+        """Return the stage that writes a repartition topic. Raises `NotFound`."""
         return self._find(channel)[0]
 
     def writers(self, stage: Stage) -> dict[str, str]:
-        """By each input's declared name the stage that writes it; empty for a user's topic."""
-        return {name: "" if isinstance(one, Topic) else self.writer_of(one).name for name, one in stage.inputs.items()}
+        """Return the stage that writes each input, by the input's declared name; empty for a user's topic."""
+        return {
+            name: "" if isinstance(source, Topic) else self.writer_of(source).name
+            for name, source in stage.inputs.items()
+        }
 
     def channel(self, name: str) -> Repartition:
-        """A repartition topic by its name. Raises `NotFound`."""
+        """Return a repartition topic by name. Raises `NotFound`."""
         return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """The stages of these names, all when none is named, upstream first.
+        """Return the stages of these names, or all without names, upstream first.
 
-        Raises `Usage` where the app has none, `NotFound`, and as `in_order`.
+        Raises `Usage` if the app has no stage, `NotFound` for an unknown name, and the errors of `in_order`.
         """
         self.check_declared()
         for name in names:
@@ -182,43 +192,47 @@ class App:
         return tuple(stage for stage in self.in_order() if not names or stage.name in names)
 
     def key_of(self, stage: Stage) -> tuple[str, ...]:
-        """The columns that key a stage's state: its own `key`, else that of the channels it reads.
+        """Return the key columns of a stage's state: its own `key`, else that of the channels it reads.
 
-        Raises `NotFound` where no stage writes one of the channels, and `Usage` where there is no key, or the channels
-        have different ones, so that rows that belong together would not come together.
+        Raises `NotFound` if no stage writes one of the channels, and `Usage` if there is no key, or if the channels are
+        keyed differently, so that rows with equal keys would not meet in one task.
         """
         if stage.key:
             return stage.key
-        for one in stage.reads:
-            if isinstance(one, Topic):
+        for source in stage.reads:
+            if isinstance(source, Topic):
                 raise Usage(
-                    f"stage {stage.name!r} keeps state but has no key: it reads the topic {one.name!r}, which has none",
-                    hint="say key=[...] with the columns that identify a row of its table",
+                    f"stage {stage.name!r} keeps state but has no key: it reads the topic {source.name!r}, which has "
+                    "none",
+                    hint="add key=[...] with the columns that identify a row of its table",
                 )
         keys = {name: self.channel(name).key for name in stage.channels}
         if len(set(keys.values())) > 1:
             shown = ", ".join(f"{name!r} by ({', '.join(key)})" for name, key in keys.items())
             raise Usage(
                 f"stage {stage.name!r} keeps state over inputs that are keyed differently: {shown}",
-                hint="key these repartition topics by the same columns, or say key=[...] with columns that each has",
+                hint="key these repartition topics by the same columns, or add key=[...] with columns that all have",
             )
         return next(iter(keys.values()))
 
     def _written(self) -> dict[str, tuple[Stage, Repartition]]:
-        """The repartition topics that stages write, by name, each with its writer."""
+        """Return the repartition topics that stages write, by name, each with its writer."""
         return {output.name: (stage, output) for stage in self.stages.values() for output in stage.repartitions}
 
     def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
-        found = self._written()
-        if channel not in found:
+        written = self._written()
+        if channel not in written:
             hint = f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})"
-            raise NotFound("repartition topic", channel, found, hint=hint)
-        return found[channel]
+            raise NotFound("repartition topic", channel, written, hint=hint)
+        return written[channel]
 
     def _upstream(self) -> TopologicalSorter[str]:
-        """The stages' names, each after those of the stages that it reads."""
+        """Return a sorter of the stages' names by their upstream stages."""
         writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
-        graph = {name: [writers[one] for one in each.channels if one in writers] for name, each in self.stages.items()}
+        graph = {
+            name: [writers[channel] for channel in stage.channels if channel in writers]
+            for name, stage in self.stages.items()
+        }
         return TopologicalSorter(graph)
 
     def _add(self, stage: Stage) -> None:
@@ -231,27 +245,27 @@ class App:
         for sink in stage.sinks:
             internal_topic(self.name, stage.name, sink.name)
         together = replace(self, stages={**self.stages, stage.name: stage})
-        for each in together.stages.values():
-            rejected = table_name(each.name, REJECTED)
-            if each.rejects_some and rejected in together.stages:
-                raise Usage(f"stage {rejected!r} has the name of the table of what {each.name!r} rejects")
-            if each.rejects in together.topics:
+        for other in together.stages.values():
+            rejected = table_name(other.name, REJECTED)
+            if other.rejects_some and rejected in together.stages:
+                raise Usage(f"stage {rejected!r} has the name of the table of records that {other.name!r} rejects")
+            if other.rejects in together.topics:
                 raise Usage(
-                    f"topic {each.rejects!r} is for rejected records, and app {self.name!r} reads it",
-                    hint="what is rejected would come round again: read it in another app",
+                    f"topic {other.rejects!r} is for rejected records, and app {self.name!r} reads it",
+                    hint="rejected records would be rejected again, endlessly: read the topic in another app",
                 )
-        published = {one.name for each in together.stages.values() for one in each.sinks if one.kind == "topic"}
+        published = {sink.name for other in together.stages.values() for sink in other.sinks if sink.kind == "topic"}
         for name in sorted(published & together.topics):
             raise Refused(
-                f"app {self.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for "
-                "ever",
-                hint="what goes from stage to stage is a slackwater.repartition(...)",
+                f"app {self.name!r} reads the topic {name!r}, and its sink publishes there: records would circulate "
+                "forever",
+                hint="connect stages by slackwater.repartition(...)",
             )
         try:
             together._upstream().prepare()
         except CycleError as error:
             raise Refused(
-                f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
-                hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
+                f"stage {stage.name!r} closes a cycle: {' -> '.join(error.args[1])}",
+                hint="records would circulate forever, and no snapshot would complete; read only upstream stages",
             ) from None
         self.stages[stage.name] = stage

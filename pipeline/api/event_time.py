@@ -1,4 +1,4 @@
-"""What a program says of a stage's event time beside `withWatermark`, and the stage `<stage>_late` of its late rows."""
+"""Event time options of a stage beyond `withWatermark`, and the stage `<stage>_late` of late rows."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -29,21 +29,22 @@ class EventTimeOptions:
 
 @checked
 def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "changes") -> EventTimeOptions:
-    """Options of a stage whose rows have a watermark: what Spark's `withWatermark` does not say.
+    """Return options for a stage whose rows have a watermark, beyond Spark's `withWatermark`.
 
     Args:
-        ahead: How far ahead of the wall clock the time of an event may be. One beyond moves no watermark, so that a
-            single record from the year 55,840 does not pass for the time that it is.
-        late: What becomes of rows whose key has a window (`F.window`) that the watermark has passed, or that begins
-            beyond `ahead`. `"keep"`: they change the table as all others do. Else they do not, and are counted:
-            `"drop"` leaves it at that; `"table"` makes another stage of them, `<stage>_late`, with the same key and
-            state; to a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` they go with the columns that the
-            stage's function gives them.
-        emits: What a stage emits whose key has a window: `"changes"`, the rows that each batch changed; `"final"`, each
-            row once, when the watermark has passed the end of its window. Sessions (`F.session_window`) are final.
+        ahead: How far ahead of the wall clock an event's time may be. Later times do not move the watermark, so that a
+            single record from the year 55,840 cannot advance it.
+        late: Handling of rows whose key has a window (`F.window`) that the watermark has passed, or that begins beyond
+            `ahead`. `"keep"`: they change the table like other rows. Otherwise they do not change the table and are
+            counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the same key and state; a
+            `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives them with the columns of the stage's
+            function.
+        emits: Emitted rows of a stage whose key has a window: `"changes"`, the rows that each batch changed; `"final"`,
+            each row once, after the watermark has passed the end of its window. Sessions (`F.session_window`) are
+            always final.
 
-    Raises `Usage` where `ahead` is no span of time from 0 to a million days, `late` or `emits` is something else, or
-    rows would change windows whose row was emitted for good.
+    Raises `Usage` if `ahead` is no duration from 0 to a million days, if `late` or `emits` is invalid, or if late rows
+    would change windows that were already emitted as final.
     """
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:
@@ -57,7 +58,7 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
         raise Usage(f"event_time: emits is {emits!r}; expected 'changes' or 'final'")
     if emits == "final" and late == "keep":
         raise Usage(
-            "event_time: late rows are kept, so that no window is ever final; say another late=, or leave emits="
+            'event_time: late="keep" would change windows that emits="final" has emitted; choose another of either'
         )
     return EventTimeOptions(ahead_ms, late, emits)
 
@@ -66,20 +67,20 @@ DEFAULT_EVENT_TIME = event_time()
 
 
 def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repartition:
-    """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    """Return the channel to the table of a stage's late rows. Raises `Usage` if the stage cannot have one."""
     if state is not None and state.no_late_table:
         raise Usage(
-            f"stage {stage!r} has a table of late rows, which would be {state.no_late_table}",
-            hint='say late=slackwater.repartition(...), and keep what comes there in a stage of yours; or late="drop"',
+            f"stage {stage!r} cannot have a table of late rows: it would be {state.no_late_table}",
+            hint='set late=slackwater.repartition(...), and keep these rows in a stage of your own; or late="drop"',
         )
     if not key or state is None:
         raise Usage(
-            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
-            hint="the table has the stage's own state= and key=[...], a window among the columns",
+            f"stage {stage!r} has a table of late rows, but no {'state' if state is None else 'key'}= for it",
+            hint="the table uses the stage's own state= and key=[...], with a window in the key",
         )
     return repartition(f"{stage}-late", key)
 
 
 def as_they_came(rows: "DataFrame") -> "DataFrame":
-    """The function of a stage of late rows: another stage's has made them."""
+    """Return the rows unchanged: the function of a stage of late rows."""
     return rows

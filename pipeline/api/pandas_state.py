@@ -1,4 +1,4 @@
-"""`pandas_state(...)`: state as a function that was written for Spark's `applyInPandasWithState`."""
+"""`pandas_state(...)`: state as a function written for Spark's `applyInPandasWithState`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,22 +27,22 @@ def pandas_state(
     *,
     order_by: Sequence[str] | str = (),
 ) -> PandasState:
-    """Declare a table that a function keeps which was written for Spark's `applyInPandasWithState`, as it is.
+    """Declare a table kept by an unchanged function written for Spark's `applyInPandasWithState`.
 
     `df.groupBy("user").applyInPandasWithState(fn, output, state, "append", timeout)` becomes a stage with `key="user"`,
-    `state=sw.pandas_state(fn, output, state, timeout)`, whose function gives `df`. The fields of the state are columns
-    of the table. What the function gives is sent to the stage's outputs.
+    `state=sw.pandas_state(fn, output, state, timeout)`, whose function returns `df`. The fields of the state are
+    columns of the table. Frames that the function returns are sent to the stage's outputs.
 
     Args:
         function: `function(key, frames, state)`, with Spark's `GroupState`.
-        output: The columns of the frames that it gives, as a DDL string, Spark's type, or an Arrow schema.
-        state: The columns of a key's state, likewise.
-        timeout: As to Spark (`GroupStateTimeout`): `"NoTimeout"`, `"ProcessingTimeTimeout"`, by the wall clock, or
-            `"EventTimeTimeout"`, by the stage's watermark. A call for a timeout that says nothing leaves the key its
-            state, and no timeout.
-        order_by: Columns that sort a key's rows; default the order in which the topic's partition has them.
+        output: Columns of the returned frames, as a DDL string, Spark's type, or an Arrow schema.
+        state: Columns of a key's state, in the same forms.
+        timeout: As in Spark (`GroupStateTimeout`): `"NoTimeout"`, `"ProcessingTimeTimeout"`, by the wall clock, or
+            `"EventTimeTimeout"`, by the stage's watermark. If the call for a timeout changes nothing, the key keeps its
+            state and has no timeout.
+        order_by: Columns that sort a key's rows; default the order in the topic's partition.
 
-    Raises `Usage` where there is no such timeout.
+    Raises `Usage` for an unknown timeout.
     """
     if timeout not in get_args(Timeout):
         raise Usage(f"pandas_state: timeout is {timeout!r}; expected one of {', '.join(get_args(Timeout))}")
@@ -55,7 +55,7 @@ def pandas_state(
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """Calls the function in a batch."""
+    """Creates the calls of the function in a batch."""
 
     function: Callable[..., Any]
     timeout: Timeout
@@ -82,9 +82,9 @@ class _Begin:
                 keyAsUnsafe=b"",
                 valueSchema=None,  # type: ignore[arg-type]
             )
-            given = list(self.function(key, frames, state))
-            # What Spark's own worker takes from it goes through JSON.
+            frames_out = list(self.function(key, frames, state))
+            # Spark's own worker reads these fields from the state's JSON.
             at_ms, changed = state._timeout_timestamp, state._updated or state._removed
-            return Called(given, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
+            return Called(frames_out, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
 
         return call

@@ -1,4 +1,4 @@
-"""Rows of Arrow as code for Spark sees them, as Spark's `Row` or as frames of pandas; and what it gives, as Arrow."""
+"""Conversion of Arrow rows for code written for Spark, to `Row` or to pandas frames, and of its output to Arrow."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,90 +18,94 @@ Ids = npt.NDArray[np.int32]
 
 class _AsPython:
     def struct(self, kind: pa.StructType) -> StructType:
-        """Spark's type of such structs."""
+        """Return Spark's type of these structs."""
         return from_arrow_schema(pa.schema(list(kind)))
 
 
 class AsRows(_AsPython):
-    """One `Row` for each row."""
+    """Converts each row to a `Row`."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Each key, as a tuple."""
+        """Return each key as a tuple."""
         return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """The rows of each of so many keys, None where it has none."""
-        made = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
+        """Return a function from a key's position to its rows; None for a key without rows."""
+        python_rows = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
-        return lambda at: iter(made[ends[at] : ends[at + 1]]) if ends[at] < ends[at + 1] else None
+        return lambda key: iter(python_rows[ends[key] : ends[key + 1]]) if ends[key] < ends[key + 1] else None
 
     def nothing(self, _rows: pa.Schema) -> Iterator[Any]:
-        """No row."""
+        """Return an iterator without rows."""
         return iter(())
 
-    def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Rows by the names of their fields; a field that is not there is null."""
+    def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
+        """Convert rows to a table, by field names; missing fields are null."""
         names, nested = schema.names, any(pa.types.is_nested(kind) for kind in schema.types)
-        taken: list[tuple[Any, ...]] = []
-        for row in given:
+        tuples: list[tuple[Any, ...]] = []
+        for row in output:
             if not isinstance(row, Row):
-                raise Refused(f"the class gave {type(row).__name__}; expected Row", hint="in_pandas=True for frames")
+                raise Refused(
+                    f"the class returned {type(row).__name__}; expected Row", hint="in_pandas=True for frames"
+                )
             fields = getattr(row, "__fields__", None)
             if fields is None:
-                raise Refused("the class gave a Row without names", hint=f"Row({', '.join(f'{n}=…' for n in names)})")
+                raise Refused(
+                    "the class returned a Row without names", hint=f"Row({', '.join(f'{n}=…' for n in names)})"
+                )
             if fields == names and not nested:
-                taken.append(row)
+                tuples.append(row)
             else:
-                known = row.asDict(recursive=True)
-                taken.append(tuple(known.get(name) for name in names))
-        return _table(list(zip(*taken, strict=True)) or [()] * len(names), schema, nan_is_null=False)
+                values = row.asDict(recursive=True)
+                tuples.append(tuple(values.get(name) for name in names))
+        return _table(list(zip(*tuples, strict=True)) or [()] * len(names), schema, nan_is_null=False)
 
 
 class AsFrames(_AsPython):
-    """One frame for each key."""
+    """Converts the rows of a key to a pandas frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Each key, as a tuple."""
+        """Return each key as a tuple."""
         return list(_frame(keys).itertuples(index=False, name=None))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """The rows of each of so many keys as one frame, None where it has none."""
+        """Return a function from a key's position to its rows as one frame; None for a key without rows."""
         frame = _frame(rows)
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
 
-        def group(at: int) -> Iterator[Any] | None:
-            if ends[at] == ends[at + 1]:
+        def group(key: int) -> Iterator[Any] | None:
+            if ends[key] == ends[key + 1]:
                 return None
-            return iter([frame.iloc[ends[at] : ends[at + 1]].reset_index(drop=True)])
+            return iter([frame.iloc[ends[key] : ends[key + 1]].reset_index(drop=True)])
 
         return group
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """One frame without rows."""
+        """Return one frame without rows."""
         return iter([pd.DataFrame(columns=rows.names)])
 
-    def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Frames by the names of their columns, or, where these are no strings, by their positions."""
+    def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
+        """Convert frames to a table, by column names, or by position if the names are no strings."""
         names, rows = schema.names, []
-        for frame in given:
+        for frame in output:
             if not isinstance(frame, pd.DataFrame):
-                raise Refused(f"{type(frame).__name__} was given; expected a frame of pandas")
+                raise Refused(f"the code returned {type(frame).__name__}; expected a pandas DataFrame")
             if not len(frame):
                 continue
-            has = frame.columns.tolist()
-            if any(isinstance(name, str) for name in has):
-                if missing := [name for name in names if name not in has]:
-                    raise Refused(f"a frame lacks the column {missing[0]!r}; it has {', '.join(map(str, has))}")
-                frame = frame if has == names else frame[names]
-            elif len(has) != len(names):
-                raise Refused(f"a frame has {len(has)} columns; expected {len(names)}: {', '.join(names)}")
-            # Python's values of all columns at once: most frames have few rows, and a column alone costs more.
+            columns = frame.columns.tolist()
+            if any(isinstance(name, str) for name in columns):
+                if missing := [name for name in names if name not in columns]:
+                    raise Refused(f"a frame lacks the column {missing[0]!r}; it has {', '.join(map(str, columns))}")
+                frame = frame if columns == names else frame[names]
+            elif len(columns) != len(names):
+                raise Refused(f"a frame has {len(columns)} columns; expected {len(names)}: {', '.join(names)}")
+            # Convert all columns at once: most frames have few rows, and converting each column costs more.
             rows += frame.to_numpy(dtype=object).tolist()
         return _table(list(zip(*rows, strict=True)) or [()] * len(names), schema, nan_is_null=True)
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:
-    """As Spark hands rows to a function of these: times without a zone, in UTC, and numbers as Python's own."""
+    """Convert rows as Spark does for such functions: times without a zone, in UTC, and Python's own numbers."""
     columns = {}
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         kind = column.type
@@ -116,11 +120,11 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: bool) -> pa.Table:
-    """Python's values as columns. Raises `Refused` naming the one where they do not fit."""
-    made = []
+    """Convert Python values to columns. Raises `Refused` that names the column that does not fit."""
+    arrays = []
     for field, values in zip(schema, columns, strict=True):
         try:
-            made.append(pa.array(values, field.type, from_pandas=nan_is_null))
+            arrays.append(pa.array(values, field.type, from_pandas=nan_is_null))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise Refused(f"column {field.name!r} of what was given is no {field.type}: {error}") from error
-    return pa.table(made, schema=schema)
+            raise Refused(f"column {field.name!r} of the returned rows does not fit {field.type}: {error}") from error
+    return pa.table(arrays, schema=schema)

@@ -1,4 +1,4 @@
-"""What leaves an app: a topic that others read, or a function that is called with each version's rows."""
+"""Sinks of an app: a topic that others read, or a function that is called with each version's rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,36 +15,36 @@ VersionFunction = Callable[[str, str, int, pa.Table], None]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How rows become records of a topic. Crosses to workers by pickle, inside Spark."""
+    """Encoding of rows as records of a topic. Sent to workers by pickle, inside Spark."""
 
     key: tuple[str, ...]
-    """Columns; none for records without a key."""
+    """Key columns; empty for records without a key."""
     value: str
-    """`json`, `avro`, or the column that is the value."""
+    """`json`, `avro`, or the column with the value."""
     headers: tuple[tuple[str, str], ...]
-    """Names, and the column of each."""
+    """Pairs of a header's name and its column."""
     all_headers: str = ""
-    """The column that has all headers of a record; empty where `headers` names them."""
+    """Column with all headers of a record; empty if `headers` lists them."""
     registry: str = ""
-    """The URL of the schema registry, for Avro."""
+    """URL of the schema registry, for Avro."""
     subject: str = ""
-    """Under which the schema of the values is registered."""
+    """Subject of the values' schema in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """A topic that others read. `name` is the topic; a clone that publishes at all publishes to another."""
+    """A topic that others read. `name` is the topic; a clone must publish to another topic."""
 
     name: str
     encoding: Encoding
     on_error: Literal["stop", "reject"] = "stop"
-    """What becomes of a record that is larger than the topic takes."""
+    """Action for a record that exceeds the topic's size limit."""
     kind: ClassVar[Literal["topic", "function"]] = "topic"
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSink:
-    """A function that gets the rows of each version."""
+    """A function that is called with the rows of each version."""
 
     name: str
     function: VersionFunction
@@ -67,27 +67,26 @@ def sink(
     subject: str = "",
     on_error: str = "stop",
 ) -> TopicSink:
-    """Publish a stage's rows to a Kafka topic that others read, each record exactly once for a `read_committed` reader.
+    """Publish a stage's rows to a Kafka topic, exactly once for `read_committed` consumers.
 
-    The rows of committed versions alone are published, version after version, in Kafka transactions.
+    Only rows of committed versions are published, version by version, in Kafka transactions.
 
     Args:
-        topic: The topic, which must be there.
-        key: The column, or columns, that make the records' key: of one column of strings or bytes these, of anything
-            else JSON. Records of one key keep their order. Default: no key.
-        value: `"json"` for an object with all columns but those of headers, as Spark's `to_json` writes it; `"avro"`
-            for the same columns in Confluent's wire format, whose schema is registered; else the name of a column of
-            bytes or strings, in which null is a tombstone.
-        headers: Columns of bytes or strings by the names of headers; a null is left out. Or the name of one column that
-            has all of them, of the type of `headers` in Spark's Kafka source: so a record's own are carried on.
-        registry: For Avro, the URL of the schema registry. SLACKWATER_REGISTRY_USER_INFO has `user:password` where it
-            takes them.
-        subject: For Avro, default the topic with `-value`.
-        on_error: What becomes of a record that is larger than the topic takes (`max.message.bytes`, and 8 MB at most):
-            `"stop"` ends the stage before the batch is committed, and names the record; `"reject"` puts it into the
-            table of the stage's rejected records, and the batch is committed and published without it.
+        topic: An existing topic.
+        key: Key column or columns of the records: a single column of strings or bytes is used as it is, anything else
+            as JSON. Records with equal keys keep their order. Default: no key.
+        value: `"json"` for an object with all columns except headers, as Spark's `to_json` writes it; `"avro"` for the
+            same columns in Confluent's wire format, with a registered schema; else the name of a column of bytes or
+            strings, in which null is a tombstone.
+        headers: Columns of bytes or strings, by header; nulls are left out. Or the name of one column with all headers,
+            of the type of `headers` in Spark's Kafka source, which forwards the headers of a record.
+        registry: URL of the schema registry, for Avro. SLACKWATER_REGISTRY_USER_INFO has `user:password` if needed.
+        subject: Subject in the registry, for Avro; default the topic with `-value`.
+        on_error: Action for a record that exceeds the topic's size limit (`max.message.bytes`, and 8 MB at most):
+            `"stop"` stops the stage before the batch is committed, and names the record; `"reject"` stores the record
+            in the table of the stage's rejected records, and commits and publishes the batch without it.
 
-    Raises `Usage` where an argument is none that can be meant.
+    Raises `Usage` for an invalid argument.
     """
     if check_topic(topic) in (".", ".."):
         raise Usage(f"topic name {topic!r} is not usable: Kafka has no such topic")
@@ -113,15 +112,15 @@ def sink(
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:
     """Call a function with the rows of each committed version, in the runner, in order and at least once.
 
-    `function(app, stage, version, rows)` gets an Arrow table with what the version's batch wrote. When it returns, the
-    version is done; when it raises, or the runner is killed, it is called with the same rows again. Versions of a stage
-    only grow, and a version's rows are always the same: whoever writes rows and the version in one transaction, and
-    passes over a version that is not larger than the one that is there, has each row exactly once.
+    `function(app, stage, version, rows)` gets an Arrow table with the rows that the version's batch wrote. When it
+    returns, the version is done; if it raises, or the runner is killed, it is called with the same rows again. The
+    versions of a stage increase, and a version's rows never change. For exactly-once delivery, write the rows and the
+    version in one transaction, and skip versions that are not larger than the stored one.
 
-    Versions without rows are passed over. Its place is kept by the `name`, which therefore must not change; default the
-    function's name. Raises `Usage` where that is not usable.
+    Versions without rows are skipped. Progress is stored under `name`, so the name must not change; default the
+    function's name. Raises `Usage` for an unusable name.
     """
     if not callable(function):
         raise Usage(f"foreach_version(): function is {function!r}; expected a function")
-    found = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
-    return FunctionSink(check_name("foreach_version", found), function)
+    sink_name = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
+    return FunctionSink(check_name("foreach_version", sink_name), function)

@@ -1,4 +1,4 @@
-"""A stage as an app has declared it, and what is wrong with one by itself."""
+"""A stage as an app declares it, and its validation without the other stages."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ OnError = Literal["stop", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One Structured Streaming query: inputs, the user's transformation, at most one keyed table, outputs."""
+    """A Structured Streaming query: inputs, the user's transformation, at most one keyed table, outputs."""
 
     name: str
     transform: Transform
     reads: tuple[Topic | str, ...]
     writes: tuple[Repartition | Sink, ...]
-    """In the order in which the function, or the state, gives each its rows."""
+    """Outputs in the order in which the function or the state returns their rows."""
     state: Kind | None
     key: tuple[str, ...]
-    """As declared; empty when it is that of the channels that are read. `App.key_of` tells."""
+    """Declared key; empty if the key is that of the channels. `App.key_of` resolves it."""
     table: TableOptions
     max_records: int | None = None
     trigger: str | None = None
@@ -38,60 +38,60 @@ class Stage:
     on_error: OnError = "stop"
     max_rejected: int = 1_000
     rejects: str = ""
-    """The topic that rejected records are sent to as well; empty for none."""
+    """Topic to which rejected records are also sent; empty for none."""
     event_time: EventTimeOptions = DEFAULT_EVENT_TIME
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
-        """What is read, by its declared name, in the order of the function's arguments."""
-        return {one.name if isinstance(one, Topic) else one: one for one in self.reads}
+        """Inputs by their declared names, in the order of the function's arguments."""
+        return {source.name if isinstance(source, Topic) else source: source for source in self.reads}
 
     @property
     def repartitions(self) -> tuple[Repartition, ...]:
-        """The repartition topics among what it writes."""
-        return tuple(one for one in self.writes if isinstance(one, Repartition))
+        """Repartition topics that the stage writes."""
+        return tuple(output for output in self.writes if isinstance(output, Repartition))
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """The sinks among what it writes."""
-        return tuple(one for one in self.writes if not isinstance(one, Repartition))
+        """Sinks that the stage writes."""
+        return tuple(output for output in self.writes if not isinstance(output, Repartition))
 
     @property
     def rejects_some(self) -> bool:
-        """Whether it may reject records: those that fail, or those that one of its sinks does not take."""
-        return self.on_error == "reject" or any(one.on_error == "reject" for one in self.sinks)
+        """True if the stage may reject records that fail, or that exceed the size limit of a sink's topic."""
+        return self.on_error == "reject" or any(sink.on_error == "reject" for sink in self.sinks)
 
     @property
     def late(self) -> Repartition | Sink | None:
-        """Where rows go that come too late; None for nowhere."""
+        """Destination of late rows; None without one."""
         late = self.event_time.late
         return None if isinstance(late, str) else late
 
     @property
     def emits_to(self) -> tuple[Repartition | Sink, ...]:
-        """Where its rows go, or those that its state emits: all that it writes but the late ones."""
-        return tuple(one for one in self.writes if one != self.late)
+        """Destinations of the stage's rows, or of those that its state emits: all outputs except that of late rows."""
+        return tuple(output for output in self.writes if output != self.late)
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The repartition topics among the inputs."""
-        return tuple(one for one in self.reads if isinstance(one, str))
+        """Repartition topics among the inputs."""
+        return tuple(source for source in self.reads if isinstance(source, str))
 
 
-def several(said: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """What may be said as one value or as several: a tuple of all; `check_stage` tells what is wrong with them."""
-    if isinstance(said, single) or not isinstance(said, Iterable):
-        return (said,)
-    return tuple(said)
+def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """Return an argument that may be one value or several as a tuple; `check_stage` reports wrong values."""
+    if isinstance(argument, single) or not isinstance(argument, Iterable):
+        return (argument,)
+    return tuple(argument)
 
 
 def check_rejects(
     stage: str, on_error: str, max_rejected: int | None, rejects: str | None, outputs: Iterable[Repartition | Sink]
 ) -> None:
-    """Raise `Usage` where what becomes of failing records is said in a way that contradicts itself."""
+    """Raise `Usage` if the options for failing records contradict each other."""
     if on_error not in get_args(OnError):
         raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
-    rejecting = [one for one in outputs if isinstance(one, TopicSink) and one.on_error == "reject"]
+    rejecting = [output for output in outputs if isinstance(output, TopicSink) and output.on_error == "reject"]
     if on_error == "stop" and not rejecting and (max_rejected is not None or rejects is not None):
         knob = "max_rejected" if max_rejected is not None else "rejects"
         raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
@@ -106,16 +106,16 @@ _OPTIONS = {
 }
 
 
-def check_options(stage: str, **said: object) -> None:
-    """Raise `Usage` where an option of a stage is of another type than it can be; None stands for its default."""
-    for name, value in said.items():
-        kind, wrote = _OPTIONS[name]
+def check_options(stage: str, **options: object) -> None:
+    """Raise `Usage` for a stage's option of a wrong type; None stands for its default."""
+    for name, value in options.items():
+        kind, example = _OPTIONS[name]
         if value is not None and not isinstance(value, kind):
-            raise Usage(f"stage {stage!r}: {name} is {value!r}; expected such as {wrote}", hint=f"{name}={wrote}")
+            raise Usage(f"stage {stage!r}: {name} is {value!r}; expected such as {example}", hint=f"{name}={example}")
 
 
 def _check_types(stage: Stage) -> None:
-    """Raise `Usage` where an argument of a stage is of a type that it cannot be."""
+    """Raise `Usage` for a stage's argument of a wrong type."""
     state, where = stage.state, f"stage {stage.name!r}"
     if not callable(stage.transform):
         raise Usage(
@@ -134,16 +134,18 @@ def _check_types(stage: Stage) -> None:
 
 
 def check_stage(stage: Stage) -> None:
-    """Raise `Usage` where a stage contradicts itself, and `Refused` where it would do nothing."""
+    """Raise `Usage` if a stage contradicts itself, and `Refused` if it has no effect."""
     _check_types(stage)
-    for one in stage.reads:
-        if not isinstance(one, Topic | str):
+    for source in stage.reads:
+        if not isinstance(source, Topic | str):
             raise Usage(
-                f"stage {stage.name!r} reads {one!r}; expected a slackwater.topic(...), a "
+                f"stage {stage.name!r} reads {source!r}; expected a slackwater.topic(...), a "
                 "slackwater.repartition(...) or the name of one, or several of them"
             )
     if not stage.reads or len(stage.inputs) != len(stage.reads):
-        names = ", ".join(repr(one.name if isinstance(one, Topic) else one) for one in stage.reads) or "nothing"
+        names = (
+            ", ".join(repr(source.name if isinstance(source, Topic) else source) for source in stage.reads) or "nothing"
+        )
         raise Usage(f"stage {stage.name!r} reads {names}; expected one or more inputs of different names")
     for output in stage.writes:
         if not isinstance(output, Repartition | TopicSink | FunctionSink):
@@ -152,8 +154,8 @@ def check_stage(stage: Stage) -> None:
                 "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
             )
     written = [output.name for output in stage.writes]
-    if twice := [name for name in written if written.count(name) > 1]:
-        raise Usage(f"stage {stage.name!r} writes {twice[0]!r} twice; expected different names")
+    if duplicates := [name for name in written if written.count(name) > 1]:
+        raise Usage(f"stage {stage.name!r} writes {duplicates[0]!r} twice; expected different names")
     if len(set(stage.key)) != len(stage.key):
         raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
     if stage.table is not DEFAULT_TABLE and stage.state is None:

@@ -1,6 +1,7 @@
-"""Where a stage that has no version yet begins to read a topic: the options of Structured Streaming's Kafka source.
+"""Starting offsets of a stage without a version, with the options of Structured Streaming's Kafka source.
 
-`startingTimestamp` wins over `startingOffsetsByTimestamp`, and that over `startingOffsets`; here, in snake case.
+`startingTimestamp` takes precedence over `startingOffsetsByTimestamp`, and that over `startingOffsets`; here in snake
+case.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +22,26 @@ _Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]
 
 @dataclass(frozen=True, slots=True)
 class StartingOffsets:
-    """Where each partition of a topic is read from."""
+    """Starting position of each partition of a topic."""
 
     option: str = "starting_offsets"
-    """The argument that says so, for messages."""
+    """Name of the argument, for messages."""
     everywhere: int = _EARLIEST
-    """An offset (-1 for latest, -2 for earliest) or a timestamp, in ms since 1970, for all partitions."""
+    """Offset (-1 for latest, -2 for earliest) or timestamp, in ms since 1970, of all partitions."""
     by_partition: Mapping[int, int] | None = None
-    """One for each Kafka partition in the place of `everywhere`; None where that counts."""
+    """Offset or timestamp of each Kafka partition, instead of `everywhere`; None to use that."""
     by_time: bool = False
-    """Whether these are timestamps: a partition begins at its first record that is as late, or later."""
+    """True for timestamps: a partition begins at its first record of that time or later."""
     or_latest: bool = False
-    """By time, whether a partition without such a record begins at its end; else it is refused."""
+    """True if a partition without such a record begins at its end; otherwise it is refused."""
     stored: bool = False
-    """Whether they were chosen when the app began: Kafka may have lost them since (then they come out all the same,
-    below what it has), and the topic may have got partitions."""
+    """True for offsets stored when the app was created: Kafka may have lost records since (the offsets are
+    still returned, below the earliest), and the topic may have more partitions.
+    """
 
     @property
     def moves(self) -> bool:
-        """Whether they are others tomorrow: the ends of a topic, or those of a time."""
+        """True if the offsets depend on when they are resolved: latest or earliest, or a time."""
         return self.by_time or min((self.by_partition or {0: self.everywhere}).values()) < 0
 
     def resolve(
@@ -49,30 +51,32 @@ class StartingOffsets:
         ends: Sequence[int],
         first_since: Callable[[Sequence[int]], Sequence[int]],
     ) -> tuple[int, ...]:
-        """The first offset to read of each partition.
+        """Return the first offset to read of each partition.
 
-        `topic` is its name in Kafka, which has offsets from `earliest` to before `ends`. `first_since` gets a timestamp
-        for each partition, in ms since 1970, and gives the offset of the first record that is as late or later, -1
-        where there is none. Raises `Refused` where the partitions named are not those of the topic, an offset is not
-        there, or no record is as late.
+        `topic` is its name in Kafka, with offsets from `earliest` to `ends` (exclusive). `first_since` takes a
+        timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
+        later, -1 without one. Raises `Refused` if the partitions named are not those of the topic, an offset does not
+        exist, or no record is late enough.
         """
-        what = f"{self.option} of topic {topic!r}"
+        subject = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
             begins = [self.everywhere] * len(ends)
         elif self.by_partition.keys() == set(range(len(ends))) or (self.stored and len(self.by_partition) <= len(ends)):
             begins = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
         else:
             named = ", ".join(map(str, sorted(self.by_partition))) or "none"
-            raise Refused(f"{what} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
+            raise Refused(f"{subject} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
         if self.by_time:
-            found = first_since(begins)
-            if -1 in found and not self.or_latest:
-                late = [f"{topic}[{partition}] {begins[partition]}" for partition, at in enumerate(found) if at < 0]
+            offsets_found = first_since(begins)
+            if -1 in offsets_found and not self.or_latest:
+                too_late = [
+                    f"{topic}[{partition}] {begins[partition]}" for partition, at in enumerate(offsets_found) if at < 0
+                ]
                 raise Refused(
-                    f"{what}: no record is as late as {', '.join(late)} (ms since 1970)",
+                    f"{subject}: no record at or after {', '.join(too_late)} (ms since 1970)",
                     hint='starting_offsets_by_timestamp_strategy="latest" begins such partitions at their end',
                 )
-            return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
+            return tuple(end if at < 0 else at for at, end in zip(offsets_found, ends, strict=True))
         special = {_EARLIEST: earliest, _LATEST: ends}
         offsets = tuple(special[at][p] if at in special else at for p, at in enumerate(begins))
         outside = [
@@ -81,7 +85,7 @@ class StartingOffsets:
             if at > end or (at < first and not self.stored)
         ]
         if outside:
-            raise Refused(f"{what}: {'; '.join(outside)}", hint="write -2 for the earliest, -1 for the latest")
+            raise Refused(f"{subject}: {'; '.join(outside)}", hint="write -2 for the earliest, -1 for the latest")
         return offsets
 
 
@@ -91,7 +95,7 @@ EARLIEST = StartingOffsets()
 def starting_offsets_of(
     topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
 ) -> StartingOffsets:
-    """What these arguments of `topic(...)` say. Raises `Usage` where one is not such as Spark takes."""
+    """Return the starting offsets of these arguments of `topic(...)`. Raises `Usage` for values that Spark rejects."""
     if strategy not in ("error", "latest"):
         raise Usage(
             f"starting_offsets_by_timestamp_strategy of topic {topic!r} is {strategy!r}: expected 'error' or 'latest'"
@@ -109,40 +113,40 @@ def starting_offsets_of(
     return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _Offset))
 
 
-def starting_offsets_in(words: Sequence[str]) -> dict[str, StartingOffsets]:
-    """What the command line says, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several.
+def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
+    """Parse `--offsets`, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
 
-    Raises `Usage` where a word is none of these, or a topic is there twice.
+    Raises `Usage` for another form, or a topic given twice.
     """
-    found: dict[str, StartingOffsets] = {}
-    for word in words:
-        topic, equals, text = word.partition("=")
+    starts: dict[str, StartingOffsets] = {}
+    for argument in arguments:
+        topic, equals, text = argument.partition("=")
         options = {topic: text} if equals else {}
         try:
-            if word.lstrip().startswith("{"):
-                several = msgspec.json.decode(word, type=dict[str, Any])
+            if argument.lstrip().startswith("{"):
+                several = msgspec.json.decode(argument, type=dict[str, Any])
                 options = {name: msgspec.json.encode({name: at}).decode() for name, at in several.items()}
             elif text.lstrip().startswith("{"):
                 options = {topic: msgspec.json.encode({topic: msgspec.json.decode(text)}).decode()}
         except msgspec.MsgspecError:
             options = {}
-        if not options or found.keys() & options.keys():
+        if not options or starts.keys() & options.keys():
             raise Usage(
-                f"--offsets {word!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
+                f"--offsets {argument!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
                 hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
             )
-        for name, where in options.items():
-            found[name] = replace(starting_offsets_of(name, where, None, None, "error"), option="--offsets")
-    return found
+        for name, position in options.items():
+            starts[name] = replace(starting_offsets_of(name, position, None, None, "error"), option="--offsets")
+    return starts
 
 
 def starting_at(time_ms: int) -> StartingOffsets:
-    """From the first record of a time on, in ms since 1970, of each partition; at its end where none is as late."""
+    """Return offsets from the first record since a time (ms since 1970), or the end of a partition without one."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
 def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
-    """The offsets at which an app was begun, by topic."""
+    """Return the offsets at which an app was created, by topic."""
     return {
         topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)), stored=True)
         for topic, offsets in starts.items()
@@ -150,14 +154,14 @@ def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffs
 
 
 def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
-    """From Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
+    """Parse Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
     with suppress(TypeError, msgspec.MsgspecError):
-        found = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
-        if found.keys() == {topic}:
-            return found[topic]
-    words = "" if values is _Whole else "'earliest', 'latest' or "
+        offsets = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
+        if offsets.keys() == {topic}:
+            return offsets[topic]
+    keywords = "" if values is _Whole else "'earliest', 'latest' or "
     example = msgspec.json.encode({topic: {"0": 23, "1": 42}}).decode()
     raise Usage(
-        f"{option} of topic {topic!r} is {text!r}: expected {words}JSON by topic and partition",
+        f"{option} of topic {topic!r} is {text!r}: expected {keywords}JSON by topic and partition",
         hint=f"such as {example}{'' if values is _Whole else '; -2 is the earliest offset, -1 the latest'}",
     )

@@ -1,6 +1,6 @@
-"""What a program says of a stage's table: state partitions, time to live, defaults and how it is compacted.
+"""Options of a stage's table: state partitions, time to live, defaults and compaction.
 
-The words of compaction are those of RocksDB's options.
+Options of compaction have the names of RocksDB's.
 """
 
 from collections.abc import Mapping
@@ -34,19 +34,19 @@ def universal(
     max_space_amplification: float = _UNIVERSAL.max_space_amplification,
     target_file_bytes: int = _UNIVERSAL.target_file_bytes,
 ) -> Policy:
-    """Merge sorted runs of similar size: each row is rewritten seldom, and looked for in several runs. The default.
+    """Merge sorted runs of similar size: few rewrites per row, several runs per look-up. The default.
 
     Args:
-        l0_trigger: Sorted runs of a state partition from which on some are merged; at least 2. More of it: less is
-            written, more is searched.
-        size_ratio: How much larger than all newer ones together a run may be that is merged with them; 0.1 is 10 %.
-        min_merge_width: Fewest runs merged because they are of similar size; at least 2.
-        max_merge_width: Most runs merged at once, unless all are.
-        max_space_amplification: Once the newer runs take more than so many times the bytes of the oldest, all are
-            merged; 1.0 lets a table take twice its size.
-        target_file_bytes: A run of more bytes is several SSTs; at least 1 MiB.
+        l0_trigger: Number of sorted runs in a state partition that starts a merge; at least 2. A higher value writes
+            less and searches more.
+        size_ratio: How much larger than all newer runs together a run may be to be merged with them; 0.1 is 10 %.
+        min_merge_width: Minimum number of runs merged because they are of similar size; at least 2.
+        max_merge_width: Maximum number of runs merged at once, unless all are.
+        max_space_amplification: All runs are merged once the newer runs exceed this multiple of the oldest run's bytes;
+            1.0 lets a table take twice its size.
+        target_file_bytes: Runs of more bytes are split into several SSTs; at least 1 MiB.
 
-    Raises `Usage` where a number is not one that could work.
+    Raises `Usage` for a number out of range.
     """
     return _checked(
         Policy(
@@ -70,19 +70,20 @@ def leveled(
     max_space_amplification: float = _UNIVERSAL.max_space_amplification,
     target_file_bytes: int = 16 * _MIB,
 ) -> Policy:
-    """Keep levels of growing size, each one sorted run: more is rewritten, in small merges, and less is searched.
+    """Keep levels of growing size, each one sorted run: more rewrites, in small merges, and fewer runs per look-up.
 
     Args:
-        l0_trigger: Runs that batches wrote to a state partition from which on they go down to level 1; at least 2.
-        level_base_bytes: What level 1 may hold in each state partition: best about what `l0_trigger` batches write to
-            one, or some times as much.
-        fanout: How much more than the level above it each further level may hold; at least 1.1.
-        max_space_amplification: Once the levels between 0 and the last take more than so many times the bytes of the
-            last, all of a state partition is merged.
-        target_file_bytes: How large an SST becomes, and so how much is moved from one level to the next at once; at
-            least 1 MiB. Best a quarter of `level_base_bytes` or less, so that a level goes down in parts.
+        l0_trigger: Number of runs written by batches to a state partition that are then merged into level 1; at least
+            2.
+        level_base_bytes: Maximum bytes of level 1 in each state partition: best about what `l0_trigger` batches write
+            to one, or a small multiple.
+        fanout: Ratio of the maximum bytes of each level to those of the level above; at least 1.1.
+        max_space_amplification: All of a state partition is merged once the levels between 0 and the last exceed this
+            multiple of the last level's bytes.
+        target_file_bytes: Size of an SST, and so of a move from one level to the next; at least 1 MiB. Best a quarter
+            of `level_base_bytes` or less, so that a level is merged in parts.
 
-    Raises `Usage` where a number is not one that could work.
+    Raises `Usage` for a number out of range.
     """
     return _checked(
         Policy(
@@ -102,17 +103,17 @@ def _checked(policy: Policy) -> Policy:
     counts |= dict.fromkeys(("level_base_bytes", "target_file_bytes"), sizes)
     ratios = dict.fromkeys(("size_ratio", "max_space_amplification"), (0.0, limits.AMPLIFICATION_MOST))
     ratios["fanout"] = (limits.FANOUT_LEAST, limits.FANOUT_MOST)
-    what = f"{policy.kind} compaction: "
+    prefix = f"{policy.kind} compaction: "
     return replace(
         policy,
-        **{knob: whole(what + knob, getattr(policy, knob), *bounds) for knob, bounds in counts.items()},
-        **{knob: finite(what + knob, getattr(policy, knob), *bounds) for knob, bounds in ratios.items()},
+        **{knob: whole(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in counts.items()},
+        **{knob: finite(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in ratios.items()},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options of a stage's table, as `table` takes them. `ttl` is None where rows live for ever."""
+    """Options of a stage's table, as `table` takes them. `ttl` is None if rows never expire."""
 
     partitions: int
     ttl: Ttl | None
@@ -133,25 +134,23 @@ def table(
     l0_stop: int = L0_STOP,
     defaults: Mapping[str, object] | None = None,
 ) -> TableOptions:
-    """Options of the table that a stage with state keeps.
+    """Return options of the table that a stage with state keeps.
 
     Args:
-        partitions: State partitions the table is born with: tasks that work on the state at once, and SSTs a version
-            writes at most. Of a table that there is already, the stored number counts and this one does not;
-            `slackwater rescale` changes it.
-        ttl: How long a row lives: `"7 days"`. Default for ever.
-        ttl_by: A value column of the table, timestamp or date, from which that counts, by the largest such time that
-            the table was given; default from when the row was written, by the wall clock.
-        compaction: How SSTs are merged: `universal(...)`, the default, or `leveled(...)`. It may be another one from
-            one start to the next.
-        l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches up
+        partitions: Number of state partitions of a new table: the number of concurrent tasks on the state, and of SSTs
+            per version at most. An existing table keeps its number; `slackwater rescale` changes it.
+        ttl: Time to live of a row: `"7 days"`. Default forever.
+        ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, compared with the largest such
+            time written to the table; default the time when the row was written, by the wall clock.
+        compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
+        l0_slowdown: Number of L0 SSTs in one state partition that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
-        l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
+        l0_stop: Number of L0 SSTs in one state partition that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
-        defaults: By value column, what rows have in it that were written before the column was there: `{"late": 0}`.
-            Default null. It counts when the column is added (`slackwater migrate`), and not for keys that come later.
+        defaults: Value, by added value column, in rows written before the column was added: `{"late": 0}`. Default
+            null. Applies when the column is added (`slackwater migrate`), not to keys that come later.
 
-    Raises `Usage` where a number is not one that could work, `ttl` is no span of time, or they contradict each other.
+    Raises `Usage` for a number out of range, an invalid duration, or options that contradict each other.
     """
     lifetime = None
     if ttl is not None:
@@ -161,7 +160,7 @@ def table(
         lifetime = Ttl(total_ms, ttl_by or "")
     if ttl_by and lifetime is None:
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
-    made = TableOptions(
+    options = TableOptions(
         whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
         lifetime,
         compaction or Policy(),
@@ -169,19 +168,19 @@ def table(
         whole("table: l0_stop", l0_stop, 2),
         dict(defaults or {}),
     )
-    if made.l0_slowdown > made.l0_stop:
+    if options.l0_slowdown > options.l0_stop:
         raise Usage(
             f"table: l0_slowdown is {l0_slowdown} and l0_stop is {l0_stop}; expected two numbers of SSTs, the second "
             "not below the first"
         )
-    return made
+    return options
 
 
 DEFAULT_TABLE = table()
 
 
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
-    """Raise `NotFound` where a table has not the value column by which rows expire, `Usage` where that is no time."""
+    """Raise `NotFound` if a table lacks the value column by which rows expire, and `Usage` if that is no time."""
     if declared is not None and (column := declared.column):
         visible = [name for name in values.names if not is_internal(name)]
         if column not in visible:

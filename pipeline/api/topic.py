@@ -1,4 +1,4 @@
-"""The topics that stages read and write: a user's own, and those between two stages."""
+"""Topics that stages read and write: users' topics, and topics between two stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from .starting_offsets import StartingOffsets, starting_offsets_of
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A user's Kafka topic. Its rows have the columns of Structured Streaming's Kafka source."""
+    """A user's Kafka topic. Rows have the columns of Structured Streaming's Kafka source."""
 
     name: str
     start: StartingOffsets
     include_headers: bool = False
-    """Whether `headers` is among them."""
+    """True if rows have the column `headers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repartition:
-    """An internal topic between two stages: its rows go to the Kafka partition that their key says."""
+    """An internal topic between two stages. The key of a row decides its Kafka partition."""
 
     name: str
     key: tuple[str, ...]
@@ -42,22 +42,22 @@ def topic(
 ) -> Topic:
     """Read a Kafka topic.
 
-    Where a stage that has no version yet begins is said as in Structured Streaming's Kafka source; one that has always
-    goes on where that stopped.
+    The starting position of a stage without a version is declared as in Structured Streaming's Kafka source; a stage
+    with a version always continues from there.
 
     Args:
         name: The topic.
-        starting_offsets: `"earliest"`, `"latest"`, or JSON with an offset for each partition, of which -2 is the
+        starting_offsets: `"earliest"`, `"latest"`, or JSON with an offset for each partition, in which -2 is the
             earliest and -1 the latest: `{"flights":{"0":23,"1":-2}}`.
-        starting_timestamp: Begin each partition at its first record of this time or later, in ms since 1970. It wins
-            over the other two.
-        starting_offsets_by_timestamp: The same with a time for each partition, as JSON:
-            `{"flights":{"0":1700000000000,"1":0}}`. It wins over `starting_offsets`.
-        starting_offsets_by_timestamp_strategy: What happens where no record is as late: `"error"` refuses the stage,
-            `"latest"` begins that partition at its end.
-        include_headers: Rows have Spark's column `headers`, too: an array of (key, value), null for a record without.
+        starting_timestamp: Begin each partition at its first record of this time or later, in ms since 1970. Takes
+            precedence over the next option and `starting_offsets`.
+        starting_offsets_by_timestamp: Begin each partition at its first record of its own time or later, as JSON:
+            `{"flights":{"0":1700000000000,"1":0}}`. Takes precedence over `starting_offsets`.
+        starting_offsets_by_timestamp_strategy: Action for a partition without such a record: `"error"` refuses the
+            stage, `"latest"` begins the partition at its end.
+        include_headers: Add Spark's column `headers`: an array of (key, value), null for a record without headers.
 
-    Raises `Usage` where an argument is not such as Spark takes, or Kafka has no topics of such a name.
+    Raises `Usage` for values that Spark rejects, or an invalid topic name.
     """
     by_time = starting_timestamp, starting_offsets_by_timestamp, starting_offsets_by_timestamp_strategy
     return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time), include_headers)
@@ -65,14 +65,14 @@ def topic(
 
 @checked
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
-    """Write a stage's rows to an internal topic, keyed, for later stages to read.
+    """Write a stage's rows to an internal topic, partitioned by key, for later stages to read.
 
     Args:
-        name: Its name within the app; the Kafka topic is `<app>-<name>-repartition`.
-        key: The column or columns that decide the partition; also the default key of a stage that reads it.
-        partitions: Partitions of the Kafka topic when it is first made.
+        name: Name within the app; the Kafka topic is `<app>-<name>-repartition`.
+        key: Column or columns that decide the partition; also the default key of a stage that reads the topic.
+        partitions: Number of partitions with which the Kafka topic is created.
 
-    Raises `Usage` where the name, the key or the number of partitions is not usable.
+    Raises `Usage` for an unusable name, key or number of partitions.
     """
     columns = (key,) if isinstance(key, str) else tuple(key)
     check_name("repartition topic", name)

@@ -1,4 +1,4 @@
-"""`update(...)`: state as a vectorised function of the user's own, with columns as Arrow schemas or Spark DDL."""
+"""`update(...)`: state as a vectorised user function, with columns as Arrow schemas or Spark DDL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Columns: TypeAlias = "str | pa.Schema | StructType"
-"""As a DDL string, an Arrow schema, or Spark's type."""
+"""Columns as a DDL string, an Arrow schema, or Spark's type."""
 
 
 @checked
@@ -30,46 +30,51 @@ def update(
     due: str | None = None,
     due_by: DueBy = "watermark",
 ) -> Update:
-    """Declare a table that a function of yours keeps, called once per batch and state partition.
+    """Declare a table kept by your own function, called once per batch and state partition.
 
     `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
 
-    - `rows`: the batch's rows. A column `_key` (int32) says which row of `state` each belongs to; rows are sorted by
-      it and then by `order_by`. Where the stage's function returns a tuple of DataFrames, one per input, there is one
-      such table for each: `function(flights, weather, state)`; a batch may have rows in one of them only.
-    - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null where the
-      key is new. Return as many rows in the same order; the key columns may be left out. A boolean column `_deleted`
-      removes the keys in which it is true.
-    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares. Where `emits` is a tuple, one for
-      each of the stage's outputs, return as many tables in the same order: `(state, first, second)`.
+    - `rows`: the batch's rows. A column `_key` (int32) has the position in `state` of each row's key; rows are sorted
+      by `_key` and then by `order_by`. If the stage's function returns a tuple of DataFrames, one per input, there is
+      one such table for each: `function(flights, weather, state)`; a batch may have rows in only one of them.
+    - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null for a new
+      key. Return the same number of rows in the same order; the key columns may be left out. A boolean column
+      `_deleted` deletes the keys in which it is true.
+    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares. If `emits` is a tuple, one for
+      each of the stage's outputs, return a table for each in the same order: `(state, first, second)`.
 
-    Work on whole columns (pyarrow.compute, numpy, pandas, polars); a Python loop over rows is what makes it slow.
+    Work on whole columns (pyarrow.compute, numpy, pandas, polars); a Python loop over rows is slow.
 
     Args:
-        function: See above. It must give the same result for the same rows, so that a replay can be trusted.
-        state: The table's value columns as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
-        emits: Columns of the emitted rows, likewise; needed when the stage has outputs. One for all outputs, which then
-            get the same rows, or a tuple with one for each, in the order of `writes`.
-        order_by: Columns that sort a key's rows; with several inputs, columns that each of them has.
-        due: A column of the state, timestamp or date: when that time has passed, the function is called with the row
-            in `state` and no rows, and may emit, change or delete it. Null: never.
-        due_by: What passes it: the stage's `"watermark"`, or the wall `"clock"`.
+        function: See above. Must be deterministic, so that replays give the same result.
+        state: Value columns of the table as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
+        emits: Columns of the emitted rows, in the same forms; required if the stage has outputs. One for all outputs,
+            which then get the same rows, or a tuple with one for each, in the order of `writes`.
+        order_by: Columns that sort a key's rows; with several inputs, all must have them.
+        due: Column of the state, timestamp or date: when that time has passed, the function is called with the row in
+            `state` and no rows, and may emit, change or delete it. Null: never.
+        due_by: Time by which rows fall due: the stage's `"watermark"`, or the wall `"clock"`.
 
-    Raises `Usage` where `due_by` is something else.
+    Raises `Usage` for an invalid `due_by`.
     """
     if due_by not in ("watermark", "clock"):
         raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-    each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
-    code = Code(function, partial(schema_of, state), tuple(partial(schema_of, one) for one in each), columns)
+    outputs = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
+    code = Code(
+        function,
+        partial(schema_of, state),
+        tuple(partial(schema_of, columns_of_output) for columns_of_output in outputs),
+        columns,
+    )
     return Update(due or "", due_by if due else "watermark", code=code)
 
 
 def schema_of(columns: Columns) -> pa.Schema:
-    """The Arrow schema of columns. Raises `Usage` where Spark does not know the text."""
+    """Return the Arrow schema of columns. Raises `Usage` if Spark cannot parse the text."""
     if isinstance(columns, pa.Schema):
         return columns
-    # Importing the package must not wait for Spark.
+    # Imported here so that importing the package does not load Spark.
     from pyspark.errors import ParseException
 
     from ..source.spark_types import arrow_of
@@ -81,7 +86,7 @@ def schema_of(columns: Columns) -> pa.Schema:
 
 
 def parse_ddl(ddl: str) -> StructType:
-    """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
+    """Parse a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
     from pyspark.sql.types import StructType
 
     columns = StructType.fromDDL(ddl)

@@ -1,4 +1,4 @@
-"""What a runner reports of each committed batch: on the terminal, as JSON and to Prometheus."""
+"""Figures of one committed batch, for the terminal, JSON output and Prometheus."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,14 +15,14 @@ from .committer import Committed
 
 @dataclass(frozen=True, slots=True)
 class StateFigures:
-    """What a batch left of the state, as the field counts it. All zero for a stage without a table.
+    """Sizes of a stage's state after one batch. All zero for a stage without a table.
 
     Attributes:
-        files, bytes: The version's SSTs.
-        l0_files: SSTs of level 0 in the state partition that has most of them.
-        debt_bytes: What compaction is to merge now.
-        flushed_bytes: What this batch wrote.
-        compacted_bytes: What compactions wrote that this version names for the first time.
+        files, bytes: Number and size of the version's SSTs.
+        l0_files: Largest number of L0 SSTs in one state partition.
+        debt_bytes: Bytes that compaction has to merge now.
+        flushed_bytes: Bytes that this batch wrote.
+        compacted_bytes: Bytes written by compactions whose SSTs this version is the first to name.
         snapshots_under_way: Snapshots that this version has recorded and that are not complete.
     """
 
@@ -37,27 +37,27 @@ class StateFigures:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """One committed batch of one stage.
+    """Figures of one committed batch of one stage.
 
     Attributes:
         rows_in: Records read from the inputs.
         keys: Keys whose state row was written.
         rows_out: Rows written to channels and for sinks.
-        windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
-        snapshots: The snapshots that this version is part of: by id, and by name where a run tells of it.
-        seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
-            its SSTs were durable on the runner's machine and there was room for it.
-        commit_seconds: What the put of the manifest took.
-        stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
-        unflushed: Versions behind it that were acknowledged and not yet committed.
-        rejected: Records that it rejected.
-        rejected_waiting: Rejected records of all its versions that were not retried.
-        watermark_ms: The stage's watermark; None where it has none.
+        windows: Input offsets as `topic[partition] from..to`, `to` excluded. Partitions without records are left out.
+        snapshots: Snapshots that this version is part of: ids, or names in the reports of a run.
+        seconds: Time from the batch's start until the next batch could start: until its commit, or, with
+            `max_unflushed`, until its SSTs were durable on the runner's machine and there was room for the version.
+        commit_seconds: Time that the put of the manifest took.
+        stall_seconds: Time that the batch was delayed before its start because compaction had fallen behind.
+        unflushed: Number of newer versions that were acknowledged and not yet committed.
+        rejected: Records that the batch rejected.
+        rejected_waiting: Rejected records of all versions that were not retried.
+        watermark_ms: Watermark of the stage; None for a stage without a watermark.
         ahead: Rows whose event time was too far ahead of the clock.
-        late: Rows that were left out of the table, because they came too late.
-        epoch: The writer's.
-        state: Figures of the table's SSTs.
-        stats: What this version took of the store.
+        late: Rows left out of the table because they came too late.
+        epoch: Epoch of the writer.
+        state: Sizes of the table's SSTs.
+        stats: Requests and bytes of this version in the store.
     """
 
     app: str
@@ -90,19 +90,21 @@ class BatchReport:
         due: tuple[Compaction, ...] = (),
         stall_s: float = 0.0,
     ) -> Self:
-        """From what was committed, its tasks' reports, and what compaction is due after it."""
-        before, manifest = committed.before, committed.manifest
+        """Return the report of a committed version, from its tasks' reports and the compactions due after it."""
+        previous, manifest = committed.previous, committed.manifest
         rejects, times = rejected_of(manifest), manifest.event_time or EventTime()
         flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
-        known = flushed.keys() | {sst.object for sst in before.ssts}
+        earlier_objects = flushed.keys() | {sst.object for sst in previous.ssts}
         state = StateFigures(
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
             l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
-            debt_bytes=sum(one.input_bytes for one in due),
+            debt_bytes=sum(compaction.input_bytes for compaction in due),
             flushed_bytes=sum(flushed.values()),
-            # A compaction cuts one SST into two entries of one object.
-            compacted_bytes=sum({sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}.values()),
+            # A compaction may cut one SST into two entries of one object: count the object once.
+            compacted_bytes=sum(
+                {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in earlier_objects}.values()
+            ),
             snapshots_under_way=len(manifest.recorded),
         )
         return cls(
@@ -116,7 +118,7 @@ class BatchReport:
             windows=tuple(
                 window
                 for name, read in manifest.inputs.items()
-                for window in windows(read.topic, before.inputs[name].offsets, read.offsets)
+                for window in windows(read.topic, previous.inputs[name].offsets, read.offsets)
             ),
             snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),
             seconds=committed.seconds,

@@ -1,14 +1,14 @@
-"""A stage's versions on their way to durability, one after the other, each behind the newest that is committed.
+"""Commits a stage's versions, each on top of the newest committed one.
 
-As a rule a batch ends with its commit. With `max_unflushed` it ends when its SSTs are durable on this machine: a thread
-uploads them and commits, version after version, while the next batches run, as RocksDB flushes memtables while others
-are written. They wait in a folder for each runner. What a runner that died has left there, the next one removes: a
-version that never was committed is computed again.
+By default a batch ends with its commit. With `max_unflushed` a batch ends when its SSTs are durable on this machine: a
+thread uploads them and commits, version after version, while the next batches run, like RocksDB flushing memtables
+while others are written. The SSTs wait in one folder for each runner. The next runner removes the folder of a runner
+that died: a version that was never committed is computed again.
 
-The head that a version is built on may not be the newest when it is committed: a compaction of another process is a
-version, too. It changes no row, so the change follows it under the next number (`store.compaction.plan.rebase`). Where
-keys were forgotten, or the app was promoted, a batch that did anything is `Outdated`. What else took the number ends
-this writer.
+The version that a batch was built on may no longer be the newest at commit time: a compaction of another process is a
+version, too. A compaction changes no row, so the batch is rebased on it and gets the next number
+(`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is `Outdated`. Any other
+version with the batch's number ends this writer.
 """
 
 import threading
@@ -37,61 +37,61 @@ _UPLOADS = 4
 
 
 class Outdated(CommitConflict):
-    """A batch was computed on what is not so any more: it is to be computed once more."""
+    """A batch was computed on outdated state and has to be computed again."""
 
 
 class PromotedMeanwhile(Outdated):
-    """A batch was computed without the sinks that its app has by now."""
+    """A batch was computed without the sinks that a promotion has given its app since."""
 
 
 class ForgottenMeanwhile(Outdated):
-    """A batch was computed on rows of keys, perhaps, that were forgotten since."""
+    """A batch may have been computed on rows of keys that were forgotten since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a change: the version `before` it, and its own."""
+    """A committed version and the version before."""
 
-    before: Manifest
+    previous: Manifest
     manifest: Manifest
     seconds: float
-    """From the batch's start until the next one could start."""
+    """Time from the batch's start until the next batch could start."""
     commit_seconds: float
-    """What the put of the manifest took."""
+    """Time that the put of the manifest took."""
     unflushed: int
-    """Versions behind it that are not committed yet."""
+    """Newer versions that are not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version to commit, and the one `before` it, which the batch was built on."""
+    """A version to commit, and the version `base` on which its batch was built."""
 
-    before: Manifest
+    base: Manifest
     manifest: Manifest
     merges: tuple[Done, ...]
-    """Those that `manifest` has in the place of their inputs."""
+    """Compactions that `manifest` has adopted."""
     started: float
-    """When the batch did, on the monotonic clock."""
+    """Start of the batch, on the monotonic clock."""
     on_commit: Callable[[Committed], None]
-    taken: Stats = field(default_factory=Stats)
-    """What its tasks took of the store."""
+    stats: Stats = field(default_factory=Stats)
+    """Requests and bytes of its tasks in the store."""
 
     @property
     def added(self) -> frozenset[str]:
-        """The SSTs that the version before did not have, by object."""
-        before = {sst.object for sst in all_ssts(self.before)}
-        return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in before)
+        """Objects of the SSTs that the version before did not have."""
+        existing = {sst.object for sst in all_ssts(self.base)}
+        return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in existing)
 
 
 class Committer:
-    """Commits the versions of one claimed stage. Changes come from one thread; anything else may be asked from any.
+    """Commits the versions of one claimed stage. Versions come from one thread; other methods are thread-safe.
 
     Args:
         claimed: The claim's manifest, the head.
-        meter: Counts what the stage takes, for its versions to tell; None when nobody does.
-        spool: Where the SSTs of changes wait; None when they are in the store already.
-        max_unflushed: How many versions may be acknowledged and not committed; 0 for none.
-        failed: Told, on a thread of this class, why nothing is committed any more.
+        meter: Counts the stage's requests, for its versions to record; None to count nothing.
+        spool: Folder where SSTs wait for their upload; None when they are in the store already.
+        max_unflushed: Maximum number of versions that are acknowledged and not committed; 0 for none.
+        failed: Called, on a thread of this class, with the error after which nothing more is committed.
     """
 
     def __init__(
@@ -105,17 +105,16 @@ class Committer:
         failed: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
         self.head = self._claimed = claimed
-        """The newest committed version."""
         self.in_order = False
-        """Whether nothing is to run ahead of the store now: what is acknowledged cannot be computed once more."""
+        """True while every batch has to be committed before the next one starts."""
         self._store, self._meter, self._spool = store, meter, spool
         self._max_unflushed, self._failed = max_unflushed, failed
         self._committing = threading.Lock()
         self._uploaded: set[str] = set()
         self._moved = threading.Condition()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
-        """Changes, and the seconds until each was acknowledged."""
+        """Versions to commit, each with the seconds until it was acknowledged."""
         self._failure: BaseException | None = None
         self._closed = False
         if max_unflushed:
@@ -123,30 +122,32 @@ class Committer:
 
     @property
     def tip(self) -> Manifest:
-        """What the next batch is built on: the newest acknowledged version."""
+        """Newest acknowledged version, on which the next batch is built."""
         with self._moved:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
-        """Make a version durable: one request, unless its number is taken.
+        """Make a version durable: one request, unless another version has its number.
 
-        With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way;
-        but `in_order`, wait until it is.
+        With `max_unflushed`, return once at most that many versions wait for their commit, or, while `in_order`, once
+        this version is committed.
 
-        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where somebody else
-        committed what is of no kind that goes beside batches, `Outdated`, and `Refused` where this was closed.
+        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where another writer
+        committed a version that no batch can follow, `Outdated`, and `Refused` after `close`.
         """
         if not self._max_unflushed:
             self._commit(change)
             return
         with self._moved:
-            self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._most)
+            self._moved.wait_for(lambda: self._is_over or len(self._unflushed) < self._capacity)
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 name = f"{change.manifest.app}/{change.manifest.stage}"
-                raise Refused(f"stage {name} was stopped before its last batch; it is read again by the next run")
-            # Order may be asked for while this one waits: what is on its way comes before it.
+                raise Refused(
+                    f"stage {name} was stopped before its last batch was committed; the next run repeats the batch"
+                )
+            # `in_order` may be set during the wait: versions submitted earlier still come first.
             if self._unflushed or not self.in_order:
                 self._unflushed.append((change, time.monotonic() - change.started))
                 self._moved.notify_all()
@@ -154,39 +155,39 @@ class Committer:
         self._commit(change)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until all that was submitted is committed; False when it is not after the timeout, or failed."""
+        """Wait until everything submitted is committed; return False after the timeout or a failure."""
         with self._moved:
-            return self._moved.wait_for(lambda: not self._unflushed or self._over, timeout_s) and not self._unflushed
+            return self._moved.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
 
     def close(self) -> None:
-        """Commit nothing more; what is not committed is dropped whole."""
+        """Stop committing; versions that are not committed yet are dropped."""
         with self._moved:
             self._closed = True
             self._moved.notify_all()
 
     def refresh(self) -> None:
-        """Adopt what others committed beside the batches. Raises `Fenced` where somebody took the stage over."""
-        # A commit under way finds out for itself, and may wait for storage.
+        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
+        # A commit under way checks for itself, and may wait for storage.
         if not self._committing.acquire(blocking=False):
             return
         try:
             head = newest(self._store, self._claimed.app, self._claimed.stage, self.head) or self.head
             commit.check_epoch(head, self._claimed.epoch)
-            if self._in_the_way(head) is None:
+            if self._find_conflict(head) is None:
                 self.head = head
         finally:
             self._committing.release()
 
     @property
-    def _most(self) -> int:
+    def _capacity(self) -> int:
         return 1 if self.in_order else self._max_unflushed
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._closed or self._failure is not None
 
     def _flush(self) -> None:
-        """Make changes durable, in their order, until this is closed or one fails."""
+        """Commit the submitted versions in order, until `close` or the first failure."""
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: self._unflushed or self._closed)
@@ -196,9 +197,9 @@ class Committer:
             try:
                 self._commit(change, seconds)
             except BaseException as error:
-                # First: whoever waits for the last version looks for errors once this is over.
+                # Report first: a caller that waits for the last version looks for errors as soon as `_failure` is set.
                 self._failed(error)
-                # It is raised where the next batch ends, too.
+                # The next `submit` raises it, too.
                 with self._moved:
                     self._failure = error
                     self._moved.notify_all()
@@ -208,86 +209,91 @@ class Committer:
                 self._moved.notify_all()
 
     def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
-        """Commit a change behind the head. Raises as `submit` without `max_unflushed`."""
-        claimed, moved, began = self._claimed, change, 0.0
+        """Commit a version on top of the head. Raises as `submit` does without `max_unflushed`."""
+        claimed, rebased, started = self._claimed, change, 0.0
 
         def follows(head: Manifest) -> bool:
-            nonlocal moved
+            nonlocal rebased
             commit.check_epoch(head, claimed.epoch)
-            if (other := self._in_the_way(head)) is not None:
+            if (other := self._find_conflict(head)) is not None:
                 raise commit.lost_to(other, claimed.epoch)
-            moved = self._onto(moved, head)
-            self._upload(moved)
+            rebased = self._rebase(rebased, head)
+            self._upload(rebased)
             return True
 
         def update(draft: Manifest) -> Manifest:
-            nonlocal began
-            began = time.monotonic()
-            # The batch may be built on a version of somebody else's, such as a compaction.
-            return structs.replace(moved.manifest, writer=draft.writer, by=draft.by)
+            nonlocal started
+            started = time.monotonic()
+            # The batch may be built on another process's version, such as a compaction.
+            return structs.replace(rebased.manifest, writer=draft.writer, by=draft.by)
 
         with self._committing:
-            made = amend(
+            committed = amend(
                 self._store,
                 self.head,
-                Amendment(change.manifest.kind, update, follows, claimed.epoch, change.taken),
+                Amendment(change.manifest.kind, update, follows, claimed.epoch, change.stats),
                 by=claimed.by,
                 now_ms=change.manifest.time_ms,
                 writer=claimed.writer,
-                taken=self._meter.take if self._meter is not None else None,
+                take_stats=self._meter.take if self._meter is not None else None,
             ).manifest
             ended = time.monotonic()
             if self._meter is not None:
-                self._meter.put(ended - began)
-            self.head = made
-        # The store has it. What a dropped merge left stays until the end: a batch under way may look into it.
+                self._meter.put(ended - started)
+            self.head = committed
+        # The store has these SSTs now. Files of a dropped merge stay until the end: a batch under way may read them.
         while self._spool is not None and self._uploaded:
             self._spool.forget(self._uploaded.pop())
         seconds = time.monotonic() - change.started if acknowledged_s is None else acknowledged_s
-        change.on_commit(Committed(moved.before, made, seconds, ended - began, max(0, len(self._unflushed) - 1)))
+        change.on_commit(Committed(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1)))
 
-    def _in_the_way(self, head: Manifest) -> Manifest | None:
-        """The first version since the newest known, up to `head`, that no batch of this writer can follow, if any."""
+    def _find_conflict(self, head: Manifest) -> Manifest | None:
+        """Return the first version after ours, up to `head`, that no batch of this writer can follow; else None."""
         since = (
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
         )
-        return next((each for each in since if not each.traits.beside_batches or each.epoch != head.epoch), None)
+        return next(
+            (manifest for manifest in since if not manifest.traits.beside_batches or manifest.epoch != head.epoch), None
+        )
 
-    def _onto(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """The change built on this head. Raises `Outdated` where its batch has to be computed once more."""
-        if head.sinks.keys() != change.before.sinks.keys() or head.promotion != change.before.promotion:
-            change = self._promoted(change, head)
-        if head.forgotten != change.before.forgotten and change.added:
+    def _rebase(self, change: PendingVersion, head: Manifest) -> PendingVersion:
+        """Return the version rebased on this head. Raises `Outdated` where its batch has to be computed again."""
+        if head.sinks.keys() != change.base.sinks.keys() or head.promotion != change.base.promotion:
+            change = self._add_promoted_sinks(change, head)
+        if head.forgotten != change.base.forgotten and change.added:
             raise ForgottenMeanwhile(
-                f"keys of {head.app}/{head.stage} were forgotten at v{head.version} while a batch of it was under way",
+                f"keys of {head.app}/{head.stage} were forgotten at v{head.version}, during a batch of this run",
                 version=head.version,
-                hint="start this one again: the batch is computed once more",
+                hint="run it again: the batch is computed again",
             )
-        moved = replace(change, before=head)
-        # Where there is no other version, at most what the head took has been written up since.
-        if head.version != change.before.version:
-            moved = replace(moved, manifest=rebase(change.before, change.manifest, head, change.merges))
+        moved = replace(change, base=head)
+        # The same version: since then, at most the head's stats were updated.
+        if head.version != change.base.version:
+            moved = replace(moved, manifest=rebase(change.base, change.manifest, head, change.merges))
         return moved
 
-    def _promoted(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """The change of a batch that was computed before its app was promoted, with the sinks that it has since.
+    def _add_promoted_sinks(self, change: PendingVersion, head: Manifest) -> PendingVersion:
+        """Return the version with the sinks of a promotion that came after its batch was computed.
 
-        Raises `PromotedMeanwhile` where the batch did anything: it is to give these what is theirs.
+        Raises `PromotedMeanwhile` where the batch had an effect, because the new sinks need its rows.
         """
         manifest = change.manifest
-        read, sent = (each.rows for each in manifest.inputs.values()), (each.rows for each in manifest.outputs.values())
-        if (change.added or any(read) or any(sent)) and manifest.traits.reads_records:  # which sends nothing on
+        rows_in = (source.rows for source in manifest.inputs.values())
+        rows_out = (output.rows for output in manifest.outputs.values())
+        if (
+            change.added or any(rows_in) or any(rows_out)
+        ) and manifest.traits.reads_records:  # other kinds send no rows
             raise PromotedMeanwhile(
-                f"stage {head.app}/{head.stage} was promoted at v{head.version} while a batch of it was under way",
+                f"stage {head.app}/{head.stage} was promoted at v{head.version}, during a batch of this run",
                 version=head.version,
-                hint="start this one again: the batch is computed once more",
+                hint="run it again: the batch is computed again",
             )
-        kept = {"sinks": head.sinks, "silent": head.silent, "promotion": head.promotion}
-        return replace(change, manifest=structs.replace(manifest, **kept))
+        promoted = {"sinks": head.sinks, "silent": head.silent, "promotion": head.promotion}
+        return replace(change, manifest=structs.replace(manifest, **promoted))
 
     def _upload(self, change: PendingVersion) -> None:
-        """Bring what the version adds into the store, unless it is there."""
+        """Upload the version's new SSTs that are not in the store yet."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
         do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
@@ -295,5 +301,5 @@ class Committer:
 
 
 def spools_beside(cache_folder: Path) -> Path:
-    """The folder of all runners that have this cache: on the same disk, and not in what the cache may evict."""
+    """Return the folder of spools for all runners with this cache: on the same disk, outside of the cache."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")

@@ -1,6 +1,6 @@
-"""What one stage's batches compute: the Spark job of each, from the stage's rows to what its tasks report.
+"""The Spark job of each batch of one stage, from the stage's rows to the reports of its tasks.
 
-Also where records are left out; and what is known of a stage before its first batch.
+Also the stage's configuration, and batches that leave records out.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ from .transform import for_state
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
-"""For a query to have started, from its first batch on."""
+"""Maximum seconds for a query to start, counted from its first batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are, and how far they may run ahead of the store.
+    """Limits of a stage's batches: size, interval, and number of versions ahead of the store.
 
-    `until` is where users' topics end for it, by name: of the others it reads whatever comes.
+    `until` has the end offsets of users' topics by name; topics that are not named are read to their ends.
     """
 
     max_records: int | None
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What a runner knows of one stage before it starts. With `max_unflushed`, `places` has a spool."""
+    """Configuration of one stage's runner. With `max_unflushed`, `places` has a spool."""
 
     stage: Stage
     shape: Shape
@@ -74,50 +74,49 @@ class StageConfig:
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     compaction_threads: int = 1
-    """Merges that go on at once beside the batches; 0 for none, when another process merges."""
+    """Merges at a time, in the background; 0 when another process merges."""
     prefetch: bool = False
-    """Whether SSTs are fetched beside the batches; for tasks that run on this machine."""
+    """True to download SSTs in the background; for tasks that run on this machine."""
     rescue: Callable[["Batch", Exception], Written] | None = None
-    """Computes a batch that failed without the records to blame, or raises its error; None where none are rejected."""
+    """Computes a failed batch without the bad records, or raises its error; None for stages that reject none."""
     set_aside: Callable[["Batch", Written], Written] | None = None
-    """Puts records that no sink's topic takes into the table of rejected ones; None where no sink rejects any."""
+    """Moves records that a sink's topic refuses to the table of rejected records; None if no sink rejects any."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """The topics of sinks that are not published as they are declared."""
+    """Topics of the sinks that are not published under their declared names."""
     retry: Callable[["Batch"], Written] | None = None
-    """Puts the rejected records that wait through, as a batch of their own."""
+    """Computes the waiting rejected records as a batch of their own."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
-    """By the topics that are archived, the folder in which readers leave what they have fetched."""
+    """Folder in which readers keep the fetched records, by archived topic."""
     tracing: Tracing | None = None
-    """What has a span of each batch; None for nothing."""
+    """Creates a span for each batch; None for no tracing."""
 
 
 @dataclass(slots=True)
 class StageJob:
-    """Computes the batches of one stage, whose SSTs are in the `store`."""
+    """Computes the batches of one stage, whose SSTs are in `store`."""
 
     config: StageConfig
     store: ObjectStore
     cache: SstCache
     homes: Homes | None
-    """Where state partitions are, if there are several machines."""
+    """Executors of the state partitions, if tasks run on several machines."""
     access: Callable[[], S3Access | None]
-    """How workers get to the store, asked before each batch: credentials may be temporary."""
+    """Returns the workers' access to the store; called for each batch because credentials may be temporary."""
     stopping: Callable[[], bool]
     query: Future[StreamingQuery] | None = None
-    """The stage's query once it has started, which counts what is read; its first batch may begin before. None where
-    nobody counts."""
+    """The stage's query once started, to count records read; None to count none. A first batch may begin earlier."""
     _forecast: Forecast = field(default_factory=Forecast)
 
     def times(self, base: Manifest) -> BatchTimes:
-        """The times of the batch that follows a version, if it starts now."""
+        """Return the times of the batch that would follow a version, starting now."""
         now_ms, by = instants.now_ms(), self.config.shape.due_by
         due = due_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
 
     def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:
-        """What that batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        """Compute a batch and return its results. If it fails and the stage rejects records, leave the bad ones out."""
         counts = self._counts(base, after)
-        before = counts.now() if counts is not None else {}
+        counts_before = counts.now() if counts is not None else {}
         batch, set_aside = Batch(self, base, after, times), self.config.set_aside
         try:
             results = self._compute(rows, base, times, few_keys=self._forecast.few_keys)
@@ -129,12 +128,12 @@ class StageJob:
             self._forecast.learn(results)
             written = Written(results)
             if counts is not None:
-                read = {name: count - before[name] for name, count in counts.now().items()}
+                read = {name: count - counts_before[name] for name, count in counts.now().items()}
                 written = Written(results, read=read)
         return set_aside(batch, written) if set_aside is not None else written
 
     def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
-        """What counts the records of users' topics that a batch reads; None where it reads none."""
+        """Return the counter of a batch's records from users' topics; None if it reads none."""
         users = any(not base.inputs[name].upstream and end.offsets for name, end in after.items())
         return RecordCounts.of(self.query.result(_START_S)) if users and self.query is not None else None
 
@@ -148,7 +147,7 @@ class StageJob:
         few_keys: bool | None = None,
     ) -> tuple[TaskReport, ...]:
         config, shape, stage = self.config, self.config.shape, self.config.stage
-        targets = tuple(output_topic_of(one, base, config.published) for one in stage.emits_to)
+        targets = tuple(output_topic_of(output, base, config.published) for output in stage.emits_to)
         writer, version = base.writer, base.version + 1
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
@@ -173,26 +172,26 @@ class StageJob:
             late_to=(output_topic_of(late, base, config.published), shape.late) if late and not only_checks else None,
             times=seen,
         )
-        # What is only checked need not be where its SSTs are.
+        # A check need not run where the SSTs are cached.
         return run_state(rows, task, None if only_checks else self.homes, few_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch on the version `base`, to be computed whole or in part."""
+    """A batch on top of the version `base`, to be computed whole or in part."""
 
     job: StageJob
     base: Manifest
     after: Mapping[str, Position]
-    """Where it ends on each input, by declared name."""
+    """End position of each input, by declared name."""
     times: BatchTimes
 
     def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
-        """Its job over rows of the stage's function, none of them added up before: what the tasks report."""
+        """Compute the batch over the given rows, without pre-aggregation, and return the tasks' reports."""
         return self.job._compute(rows, self.base, self.times)
 
     def check(self, rows: DataFrame) -> None:
-        """The same, but nothing is written; raises what computing raises."""
+        """Compute the batch over the given rows without writing anything. Raises what `compute` raises."""
         due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
         self.job._compute(rows, self.base, dataclasses.replace(self.times, due=due), only_checks=True)
 
@@ -201,13 +200,13 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
     """Write the rows of a stage without state to its channels, without a shuffle."""
     outputs = tuple(enumerate(task.outputs))
     if task.rows:
-        tagged = (F.when(F.col(TAG) == n, _kafka_partition(one, n)) for n, one in outputs)
+        tagged = (F.when(F.col(TAG) == n, _kafka_partition(output, n)) for n, output in outputs)
         return _run(rows.select("*", F.coalesce(*tagged).alias("_to")), task)
-    return _run(rows.select("*", *(_kafka_partition(one).alias(f"_to_{n}") for n, one in outputs)), task)
+    return _run(rows.select("*", *(_kafka_partition(output).alias(f"_to_{n}") for n, output in outputs)), task)
 
 
 def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
-    """That of a row; of the rows that have a tag, if there is one. Sinks have one partition."""
+    """Return the Kafka partition of a row; with a `tag`, of the rows with that tag. Sinks have one partition."""
     if not target.key:
         return F.lit(0)
     names = target.key if tag is None else (name_of(tag, column) for column in target.key)
@@ -217,10 +216,10 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines.
+    """Shuffle the rows to their state partitions and merge them there, at `homes` if there are several machines.
 
-    Where rows of the table may fall due, each state partition that has any gets a row that is only a mark. Where it is
-    worth it (`Forecast.few_keys`) and the task allows it, rows are added up before.
+    If rows of the table may fall due, each non-empty state partition also gets a marker row. If pre-aggregation pays
+    off (`Forecast.few_keys`) and the task allows it, rows are aggregated before the shuffle.
     """
     table = task.step.table
     if few_keys is not None and can_add_up(task, rows.schema):
@@ -234,11 +233,11 @@ def run_state(
 
 
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    """The rows and the marks, each state partition in one task; `alone`, all in one, in which the rows are already."""
+    """Return rows and marker rows with each state partition in one task; with `alone`, all of them in one task."""
     count = task.step.table.partitions
     if task.step.due is not None and task.step.due.pending and task.ssts:
-        there = sorted_runs.by_partition(task.ssts, count)
-        hashes = ", ".join(f"({sorted_runs.bounds(each, count)[1]}L)" for each in there)
+        partitions = sorted_runs.by_partition(task.ssts, count)
+        hashes = ", ".join(f"({sorted_runs.bounds(number, count)[1]}L)" for number in partitions)
         marks = hashed.sparkSession.sql(f"SELECT * FROM VALUES {hashes} AS marks(_hash)")
         columns = [
             F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
@@ -252,7 +251,7 @@ def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: b
 
 
 def _partition(hashed: Column, partitions: int) -> Column:
-    """`store.sst.hashing.partition_of`, in Spark."""
+    """Return Spark's form of `store.sst.hashing.partition_of`."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 
@@ -264,10 +263,10 @@ def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
         return task(batch.rename_columns(names) for batch in batches)
 
     if any("." in name or "`" in name for name in names):
-        # Spark looks for the columns by their names, without backticks.
+        # Spark looks columns up by name without quoting.
         rows = rows.toDF(*(f"c{number}" for number in range(len(names))))
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
     results = tuple(msgspec.msgpack.decode(bytes(row.result), type=learned(TaskReport)) for row in collected)
-    if failed := [each.failed for each in results if each.failed is not None]:
+    if failed := [result.failed for result in results if result.failed is not None]:
         raise StateFailed.of(failed)
     return results

@@ -1,8 +1,8 @@
-"""Rows added up by Spark before they cross its shuffle, where a batch has many of each key.
+"""Pre-aggregation: partial aggregates by Spark before its shuffle, for batches with many rows a key.
 
-What an aggregate keeps of several rows merges with what it keeps of others, so it makes no difference to the table,
-but for the last bits of sums of floats, which depend on the order of rows anyway. It saves the shuffle and the merging
-of each row, and costs a hash table: not worth it where most keys come once, as the batch before shows.
+Partial aggregates merge to the same table, except for the last bits of float sums, which depend on the order of rows
+anyway. Pre-aggregation saves shuffling and merging each row, and costs a hash table. It does not pay off where most
+keys have one row, which the batch before shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,122 +19,122 @@ from ...store.versions.column_types import in_backticks
 from .state_task import StateTask
 
 _LEAST_ROWS = 50_000
-"""In a batch with fewer there is nothing to save."""
+"""Smaller batches are not pre-aggregated: nothing to save."""
 _WORTH_IT = 0.6
-"""The part of a batch's rows that may be left of them."""
+"""Maximum share of a batch's rows that may remain after pre-aggregation."""
 _FEW_KEYS = 10_000
-"""So many are merged by one task: others cost more than they take from it."""
+"""Maximum number of keys that one task merges: more tasks would cost more than they save."""
 _REMEMBERED = 0.95
-"""With each batch that is not added up, so much is left of what was seen of how widely keys are spread."""
+"""Factor by which the measured spread of keys decays with each batch without pre-aggregation."""
 _MOST_DIGITS = 28
-"""Of decimals whose sums, ten digits longer, Spark has room for."""
+"""Maximum precision of a decimal: Spark's sum needs ten digits more."""
 _TIMES = (t.TimestampType, t.TimestampNTZType)
 _FRACTIONS = (t.FloatType, t.DoubleType)
 _NUMBERED = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DateType, *_TIMES)
-"""Types whose order an integer has."""
+"""Types that can be ordered as an integer."""
 _IN_PLACE = (t.BooleanType, t.DecimalType, *_FRACTIONS, *_NUMBERED)
-"""Types whose values Spark's hash table replaces where they are."""
+"""Types whose values Spark's hash table updates in place."""
 _KEPT = (t.StringType, t.BinaryType, *_IN_PLACE)
-"""Types of which a smallest, largest, first or last value is kept."""
+"""Types that have a smallest, largest, first or last value."""
 _KEEPS_IN_PLACE = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
-"""Whether Spark's `max_by` can be told how many to keep: it does so in its hash table, and else sorts the rows."""
+"""True if Spark's `max_by` takes a count: then it uses a hash table, else it sorts the rows."""
 _BOUND = "_slackwater_bound"
-"""A column with the time from which on rows are too far ahead of the clock, in microseconds since 1970."""
+"""Column with the time from which rows are too far ahead of the clock, in microseconds since 1970."""
 _BATCH = "_slackwater_batch"
-"""The view of a batch's rows."""
+"""View of a batch's rows."""
 SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
-"""Spark's setting of the tasks behind the shuffle of rows that are added up."""
+"""Spark setting: number of tasks after the shuffle of pre-aggregated rows."""
 
 
 class Forecast:
-    """Whether a stage's next batch is to be added up before the shuffle: as the one before would have been."""
+    """Predicts from a stage's last batch if pre-aggregation pays off for the next one."""
 
     def __init__(self) -> None:
         self._spread = 1.0
-        """In how many of Spark's tasks each key has rows, as far as was seen."""
+        """Average number of Spark tasks that have rows of a key, as measured."""
         self.few_keys: bool | None = None
-        """Whether one task may merge all keys of the next batch; None where its rows cross the shuffle as they are."""
+        """True if one task can merge all keys of the next batch; None for no pre-aggregation."""
 
     def learn(self, results: Sequence[TaskReport]) -> None:
-        """Take notice of what the tasks of a batch report."""
+        """Update the forecast from the reports of a batch's tasks."""
         rows = sum(result.rows_in for result in results)
-        # Of an aggregate, each key of the batch is written.
+        # An aggregate writes each key of the batch.
         keys = sum(sst.rows for result in results for sst in result.ssts)
         if partials := sum(result.partials for result in results):
             self._spread = partials / max(1, keys)
         else:
-            # What one odd batch showed is forgotten after some tens of others.
+            # One unusual batch is forgotten after some tens of others.
             self._spread = 1 + (self._spread - 1) * _REMEMBERED
         worth_it = rows >= _LEAST_ROWS and self._spread * keys <= _WORTH_IT * rows
         self.few_keys = keys <= _FEW_KEYS if worth_it else None
 
 
 def can_add_up(task: StateTask, schema: t.StructType) -> bool:
-    """Whether rows of this schema may come to a task added up."""
+    """Return True if rows of this schema can be pre-aggregated for a task."""
     aggregates = task.step.state.added_up
     key = [column.name for column in task.step.table.key]
     if not aggregates or task.late_to is not None or len(task.times.watermarks) > 1:
-        # Late rows go on as they are.
+        # Late rows are sent on as they are.
         return False
     if task.step.lateness is not None and not {*task.step.lateness.columns} <= {*key}:
         return False
     if any(_has_collation(schema[name].dataType) for name in (*key, *task.step.state.needs)):
         return False
-    return all(_can_add_up(made, schema) for _, made in aggregates)
+    return all(_can_add_up(aggregate, schema) for _, aggregate in aggregates)
 
 
-def _can_add_up(made: Aggregate, schema: t.StructType) -> bool:
-    kind = schema[made.column].dataType if made.column else None
-    match made.function:
+def _can_add_up(aggregate: Aggregate, schema: t.StructType) -> bool:
+    kind = schema[aggregate.column].dataType if aggregate.column else None
+    match aggregate.function:
         case "count":
             return True
         case "sum" | "mean":
             return not isinstance(kind, t.DecimalType) or kind.precision <= _MOST_DIGITS
         case "min" | "max":
             return isinstance(kind, _KEPT)
-    return isinstance(kind, _KEPT) and isinstance(schema[str(made.by)].dataType, _NUMBERED)
+    return isinstance(kind, _KEPT) and isinstance(schema[str(aggregate.by)].dataType, _NUMBERED)
 
 
 def _has_collation(kind: t.DataType) -> bool:
-    """Whether Spark takes strings for equal that are not the same."""
+    """Return True if Spark may treat different strings as equal."""
     if isinstance(kind, t.StructType):
         return any(_has_collation(field.dataType) for field in kind)
     return isinstance(kind, t.StringType) and not kind.isUTF8BinaryCollation()
 
 
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
-    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
+    """Return pre-aggregated rows (one for each key, with its `_hash`) and the task for them. Requires `can_add_up`."""
     schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.added_up
-    made = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
+    partials = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
     picked: dict[str, str] = {}
-    for name, one in aggregates:
-        if one.function in ("first", "last"):
-            made[part("picked", name)] = _picked(one, schema)
-            picked |= {part(what, name): f"{in_backticks(part('picked', name))}.{what}" for what in ("value", "by")}
+    for name, aggregate in aggregates:
+        if aggregate.function in ("first", "last"):
+            partials[part("picked", name)] = _picked(aggregate, schema)
+            picked |= {part(field, name): f"{in_backticks(part('picked', name))}.{field}" for field in ("value", "by")}
         else:
-            made |= {part(what, name): column for what, column in _parts(one, schema).items()}
-    # Which task a row is in, may only be asked outside of aggregates.
+            partials |= {part(field, name): column for field, column in _parts(aggregate, schema).items()}
+    # `spark_partition_id` is allowed only outside of aggregates.
     inner = {TASKS: f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})"}
     times = task.times
     if times.watermarks:
         (watermark,) = times.watermarks
         at = f"unix_micros(CAST({in_backticks(watermark.columns[0])} AS timestamp))"
-        # A number that is another one in each batch, plainly written, would have Spark compile each batch's code.
+        # As a plain literal, a number that changes with each batch would have Spark compile code for each batch.
         inner[_BOUND] = f"get(array({(times.bound_ms + 1) * 1000}L), shiftright(spark_partition_id(), 31))"
         in_time = f"{at} < {_BOUND}"
-        made |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
+        partials |= {AT: f"max(CASE WHEN {in_time} THEN {at} END)", AHEAD: f"count_if(NOT ({in_time}))"}
         times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
-    columns = tuple(name for name in made if not name.startswith(part("picked", "")))
+    columns = tuple(name for name in partials if not name.startswith(part("picked", "")))
     keys = ", ".join(map(in_backticks, key))
     needed = ", ".join(map(in_backticks, dict.fromkeys((*key, *task.step.state.needs, *task.times.names))))
-    # One statement: made of Spark's functions, one by one, it would take as long as a small batch. Over a view that the
-    # next batch replaces, in the query's own session: one that `sql` makes itself, and drops, takes a third longer.
+    # One SQL statement: building it from Spark's functions takes as long as a small batch. The view is replaced by the
+    # next batch, in the query's own session: a view that `sql` creates and drops itself takes a third longer.
     rows.createOrReplaceTempView(_BATCH)
     parts = rows.sparkSession.sql(
         f"SELECT {keys}, {_listed({name: in_backticks(name) for name in columns} | picked)}, "
         f"xxhash64({keys}) AS _hash FROM ("
-        f"SELECT {keys}, {_listed(made)} FROM ("
+        f"SELECT {keys}, {_listed(partials)} FROM ("
         f"SELECT {needed}, {_listed(inner)} FROM {_BATCH}) GROUP BY {keys})"
     )
     step = replace(task.step, state=task.step.state.over_partials((*columns, *picked)))
@@ -145,38 +145,38 @@ def _listed(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{column} AS {in_backticks(name)}" for name, column in columns.items())
 
 
-def _parts(made: Aggregate, schema: t.StructType) -> dict[str, str]:
-    """What is kept of several rows by an aggregate that needs no order, by what it is, as SQL."""
-    if made.column is None:
+def _parts(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
+    """Return the SQL of an aggregate's partial values, by their names, for an aggregate that needs no order."""
+    if aggregate.column is None:
         return {"count": "count(1)"}
-    column, kind = in_backticks(made.column), schema[made.column].dataType
-    if made.function == "count":
+    column, kind = in_backticks(aggregate.column), schema[aggregate.column].dataType
+    if aggregate.function == "count":
         return {"count": f"count({column})"}
-    if made.function in ("sum", "mean"):
-        # Sums of halves have room in 64 bits, whatever becomes of the whole.
+    if aggregate.function in ("sum", "mean"):
+        # The sums of both halves fit into 64 bits even where the total overflows.
         halves = {"sum": f"sum(shiftright({column}, 32))", "low": f"sum({column} & {0xFFFFFFFF}L)"}
         sums = halves if isinstance(kind, t.LongType) else {"sum": f"sum({column})"}
-        return sums | ({"count": f"count({column})"} if made.function == "mean" else {})
+        return sums | ({"count": f"count({column})"} if aggregate.function == "mean" else {})
     if isinstance(kind, _FRACTIONS):
         column = f"CASE WHEN NOT isnan({column}) THEN {column} END"
     if isinstance(kind, _IN_PLACE):
-        return {"value": f"{made.function}({column})"}
-    return {"value": _by(made.function, column, column)}
+        return {"value": f"{aggregate.function}({column})"}
+    return {"value": _by(aggregate.function, column, column)}
 
 
 def _by(function: str, value: str, rank: str) -> str:
-    """Of several rows, the value of that with the largest rank, or the smallest (`max`, `min`), as SQL."""
+    """Return SQL for the value with the largest (`max`) or smallest (`min`) rank among several rows."""
     return f"get({function}_by({value}, {rank}, 1), 0)" if _KEEPS_IN_PLACE else f"{function}_by({value}, {rank})"
 
 
-def _picked(made: Aggregate, schema: t.StructType) -> str:
-    """Value and `by` of the first or last of several rows; of equals, the largest value, and NaN before nothing."""
-    value, by = in_backticks(str(made.column)), in_backticks(str(made.by))
-    kind = schema[str(made.by)].dataType
+def _picked(aggregate: Aggregate, schema: t.StructType) -> str:
+    """Return SQL for the value and `by` of the first or last row; ties take the largest value, NaN before null."""
+    value, by = in_backticks(str(aggregate.column)), in_backticks(str(aggregate.by))
+    kind = schema[str(aggregate.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMES) else f"CAST({by} AS bigint)"
     if isinstance(kind, t.DateType):
         number = f"CAST(unix_date({by}) AS bigint)"
-    order = number if made.function == "last" else f"~{number}"
-    known = f"NOT isnan({value})" if isinstance(schema[str(made.column)].dataType, _FRACTIONS) else "true"
-    rank = f"CASE WHEN {by} IS NOT NULL THEN struct({order}, {value} IS NOT NULL, {known}, {value}) END"
+    order = number if aggregate.function == "last" else f"~{number}"
+    is_number = f"NOT isnan({value})" if isinstance(schema[str(aggregate.column)].dataType, _FRACTIONS) else "true"
+    rank = f"CASE WHEN {by} IS NOT NULL THEN struct({order}, {value} IS NOT NULL, {is_number}, {value}) END"
     return _by("max", f"struct({value} AS value, {by} AS by)", rank)

@@ -1,4 +1,4 @@
-"""The streaming query of one stage: its inputs as sources of Spark, and its function applied to them once."""
+"""The streaming query of one stage: its inputs as Spark sources, and its function applied to them once."""
 
 import os
 from collections.abc import Callable
@@ -19,15 +19,14 @@ from .job import StageConfig
 from .transform import apply, tag
 
 PLANNED_AT_ONCE = {
-    # Planned adaptively, what is before a shuffle is a job of its own, that the rest may be planned by what it gave:
-    # a record that fails there would fail before anybody could leave it out, and a small batch would take longer.
+    # Adaptive execution runs the part before a shuffle as a job of its own: a bad record would fail there, before it
+    # could be rejected, and a small batch would take longer.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
-    # Of how many keys Spark's hash table has room before it sorts, where an aggregate keeps what it cannot replace.
+    # Number of keys in Spark's hash table, for aggregates whose values cannot be updated in place, before it sorts.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
 }
-"""Settings of queries whose function is computed by jobs of their batches. A query, and its batches' jobs, keep those
-that it is started with."""
+"""Spark settings of a stage's query. A query and its batches' jobs keep the settings of the query's start."""
 
 
 def start(
@@ -38,16 +37,16 @@ def start(
     *,
     counts: Path,
 ) -> StreamingQuery:
-    """Start a stage's query where its newest version, the `head`, stands. Raises `Refused` as `applied.apply`.
+    """Start a stage's query at the positions of its `head`. Raises `Refused` as `transform.apply` does.
 
-    `on_batch` gets each batch's rows and its number; `counts` is where sources count what they ask of the store.
+    `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
     """
     stage, places = config.stage, config.places
     private = Private(places.kafka, places.s3_settings, aws_variables(os.environ))
     streams: dict[str, DataFrame] = {}
     for name in stage.inputs:
         at, is_first = head.inputs[name], not streams
-        # The first of several topics is told of requests; where there are channels, markers bring them.
+        # Snapshot requests come by the first topic; a stage that reads channels gets them by markers.
         asks = is_first and not stage.channels
         options = SourceOptions(
             input=name,
@@ -70,18 +69,18 @@ def start(
         )
         streams[name] = open_stream(spark, options, private, config.shape.inputs[name])
     applied = apply(stage, streams)
-    ends = ((name, head.inputs[name]) for name in applied.sources)  # an input that is read twice is there twice
+    ends = ((name, head.inputs[name]) for name in applied.sources)  # an input that is read twice occurs twice
     positions = [Position(name, at.offsets, at.version, at.passed, (), at.watermark_ms) for name, at in ends]
     config.checkpoint.write(head.version, positions)
     rows = tag(applied.frames, config.shape.key)
     used = optimised_paths(rows)
-    known, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
+    columns, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
     ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
-    config.planners.need(stage.name, {name: known[one] for name, one in ids.items() if one in known})
-    config.planners.choose(stage.name, {name: shares[one] for name, one in ids.items() if one in shares})
+    config.planners.need(stage.name, {name: columns[id_] for name, id_ in ids.items() if id_ in columns})
+    config.planners.choose(stage.name, {name: shares[id_] for name, id_ in ids.items() if id_ in shares})
     with with_settings(spark, PLANNED_AT_ONCE):
         return (
-            # A session may run several apps, and no two queries of one name.
+            # A session may run several apps, and query names have to be unique.
             rows.writeStream.queryName(f"{places.app}/{stage.name}")
             .foreachBatch(without_interrupts(on_batch))
             .option("checkpointLocation", str(config.checkpoint.folder))
@@ -90,11 +89,12 @@ def start(
 
 
 def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """Where a task of a batch fails, those beside it are told to end, and not interrupted, as a query's tasks are.
+    """Return a callback whose tasks are cancelled without an interrupt when another task of the batch fails.
 
-    A task that is interrupted while it waits for a Python worker takes their daemon for dead, and Spark ends that with
-    the workers of every other stage: one stage's poison record would fail the batches of all (Spark 4.3,
-    `PythonWorkerFactory`). A task that is told ends at its next row, or after four seconds with its worker.
+    A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
+    kills the daemon with the workers of all other stages: one stage's poison record would fail the batches of all
+    (Spark 4.3, `PythonWorkerFactory`). A task cancelled without an interrupt ends at its next row, or with its worker
+    after four seconds.
     """
 
     def called(rows: DataFrame, batch: int) -> None:

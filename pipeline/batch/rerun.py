@@ -1,4 +1,4 @@
-"""A stage's function over chosen records, outside of its query: for rejecting records, and for replaying history."""
+"""Runs a stage's function over chosen records outside of its query, to reject records and to replay history."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,57 +24,57 @@ from .schemas import Shape
 from .transform import for_state, over, tag
 
 Numbers = npt.NDArray[np.int64]
-"""Records by number."""
+"""Record numbers."""
 _BATCH_ROWS = 10_000
 
 
 @dataclass
 class Rerun:
-    """A stage's function over records that are at hand, and over some of these. Raises `Refused` where it fails.
+    """A stage's function applied to given records, and to subsets of them. Raises `Refused` where the function fails.
 
-    `rows` is what the function makes of all of them, as a batch's own rows, in the session `spark`.
+    `rows` is the function's result for all records, in the form of a batch's rows, in the session `spark`.
     """
 
     stage: Stage
     shape: Shape
     inputs: Sequence[DataFrame]
-    """Each input's records, with their numbers as `RECORD`, in the order in which the function gets them."""
+    """Records of each input with their numbers as `RECORD`, in the order of the function's arguments."""
     output: str = ""
-    """Of a stage without state, the output whose rows are wanted where each has its own; empty for all."""
+    """The wanted output of a stage without state that returns a DataFrame for each output; empty for all."""
 
     def __post_init__(self) -> None:
         self._feeds = [plan_of(frame) for frame in self.inputs]
         self._shown = [hidden(frame) for frame in self.inputs]
         self._frames = over(self.stage, self._shown)
         if self.output and self.shape.bound is None and len(self._frames) > 1:
-            self._frames = (self._frames[[each.name for each in self.stage.writes].index(self.output)],)
+            self._frames = (self._frames[[sink.name for sink in self.stage.writes].index(self.output)],)
         self.rows = tag(self._frames, self.shape.key)
         self.spark = self.rows.sparkSession
 
     @cached_property
     def numbered(self) -> DataFrame | None:
-        """The function's rows, each with its record's number as `RECORD`; None where it mixes records."""
+        """The function's rows, each with its record's number as `RECORD`; None if the function mixes records."""
         located = [with_records(frame, self._shown) for frame in self._frames]
-        known = [frame for frame in located if frame is not None]
-        return tag(known, (*self.shape.key, RECORD)) if len(known) == len(located) else None
+        numbered = [frame for frame in located if frame is not None]
+        return tag(numbered, (*self.shape.key, RECORD)) if len(numbered) == len(located) else None
 
     def needed(self, rows: DataFrame) -> DataFrame:
-        """Of the function's rows, what a batch computes: `_hash`, the key and what the state and late rows need."""
+        """Return the columns that a batch computes: `_hash`, the key, and columns for the state and for late rows."""
         key, bound = self.shape.key, self.shape.bound
         return for_state(rows, key, bound.needs, Times(self.shape.watermarks), self.shape.late) if bound else rows
 
     def table(self) -> tuple[pa.Table, bool]:
-        """What is needed of all rows, by one Spark job; if each comes of one record (told, too), with `RECORD`."""
+        """Return `needed` of all rows, by one Spark job, and True if each row has its record's number as `RECORD`."""
         return self.needed(self.rows if self.numbered is None else self.numbered).toArrow(), self.numbered is not None
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The numbers of all records, ascending."""
+        """Numbers of all records, ascending."""
         parts = [frame.select(RECORD).toArrow()[RECORD].to_numpy() for frame in self.inputs]
         return np.sort(np.concatenate(parts))
 
     def of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
-        """`numbered`, the rows of these keys, by `_hash`."""
+        """Return the rows of `numbered` with these key hashes, without some records; None if `numbered` is None."""
         if self.numbered is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
@@ -82,27 +82,27 @@ class Rerun:
         return self.without(self.numbered, without).where(of_key)
 
     def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
-        """Rows of the function, where it does not get these records."""
+        """Return the function's rows when it does not get these records."""
         if not left_out:
             return rows
         return self._where(rows, f"`{RECORD}` NOT IN ({', '.join(f'{number}L' for number in sorted(left_out))})")
 
     def only(self, rows: DataFrame, chosen: Numbers) -> DataFrame:
-        """Rows of the function, where it gets these records alone: some of `numbers`, ascending."""
-        places = np.searchsorted(self.numbers, chosen)
-        begins = np.flatnonzero(np.append(True, np.diff(places) > 1))
-        ends = np.append(begins[1:], len(places)) - 1
+        """Return the function's rows when it gets only these records: a subset of `numbers`, ascending."""
+        indexes = np.searchsorted(self.numbers, chosen)
+        begins = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
+        ends = np.append(begins[1:], len(indexes)) - 1
         spans = zip(chosen[begins], chosen[ends], strict=True)
         return self._where(rows, " OR ".join(f"`{RECORD}` BETWEEN {first} AND {last}" for first, last in spans))
 
     def _where(self, rows: DataFrame, condition: str) -> DataFrame:
-        def replace(before: Any, after: Any) -> Any:
-            # Where a union has an input twice, its columns have other ids the second time.
-            if any(before.sameResult(feed) for feed in self._feeds):
-                return plan_of(frame_of(after, self.spark).where(condition))
-            return after
+        def replace(old: Any, new: Any) -> Any:
+            # In a union that has an input twice, the second use has other column ids.
+            if any(old.sameResult(feed) for feed in self._feeds):
+                return plan_of(frame_of(new, self.spark).where(condition))
+            return new
 
-        # Spark joins this filter with those of the function: what these have in common is not to be computed before it.
+        # Spark merges this filter with the function's. Common subexpressions must not be evaluated before the filter.
         return frame_of(rebuilt(plan_of(rows), self.spark, replace), self._part_by_part)
 
     @cached_property
@@ -113,9 +113,9 @@ class Rerun:
 def records_of(
     spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path, batch_rows: int = _BATCH_ROWS
 ) -> DataFrame:
-    """Records of an input with their numbers, which Spark reads from a file with as many tasks as it has cores.
+    """Return an input's records with their numbers as a DataFrame that Spark reads from a file, one task a core.
 
-    There are no more tasks than batches of so many rows.
+    There are at most as many tasks as batches of `batch_rows`.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
@@ -123,14 +123,14 @@ def records_of(
     tasks = max(1, min(spark.sparkContext.defaultParallelism, -(-rows.num_rows // batch_rows)))
     schema = spark_schema_of(rows.schema)
     schema.fields[-1] = StructField(RECORD, LongType(), nullable=False)
-    shown = str(path)
+    file_path = str(path)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows from the number on with which each of Spark's begins."""
+        """Yield `batch_rows` rows of the file for each start number from Spark."""
         for batch in batches:
-            with pa.memory_map(shown) as mapped:
-                every = pa.ipc.open_file(mapped).read_all()
+            with pa.memory_map(file_path) as mapped:
+                table = pa.ipc.open_file(mapped).read_all()
             for first in batch["id"].to_pylist():
-                yield from every.slice(first, batch_rows).to_batches()
+                yield from table.slice(first, batch_rows).to_batches()
 
     return spark.range(0, rows.num_rows, batch_rows, tasks).mapInArrow(read, schema)

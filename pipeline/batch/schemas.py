@@ -1,6 +1,6 @@
-"""What flows between stages: the schema of every stage's rows and of every repartition topic.
+"""Schemas of each stage's rows and of each repartition topic.
 
-A user's functions are applied to empty streams once, upstream first. What cannot be kept or sent is refused.
+The user's functions are applied to empty streams once, upstream first. Rows that cannot be stored or sent are refused.
 """
 
 import re
@@ -42,9 +42,9 @@ from .transform import Applied, apply, each_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TO = re.compile(r"_to(_\d+)?", re.IGNORECASE)
-"""What a batch calls the columns with the partitions of its rows."""
+"""Names reserved for the columns with a row's Kafka partitions."""
 _SESSION = "spark.sessionWindow"
-"""Spark's mark on a column that is a session window."""
+"""Spark's metadata key of a session window column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Shape:
     """The schemas of one stage.
 
     Attributes:
-        inputs: Rows that the function gets, by the input's declared name.
-        emits: Rows that go to the stage's outputs, by the output's name.
-        key: The state's key columns; none without state.
+        inputs: Schema of the rows that the function gets, by the input's declared name.
+        emits: Schema of the rows that go to the stage's outputs, by the output's name.
+        key: Key columns of the state; empty without state.
         table: The stage's table; None without state.
-        bound: The state, bound to the rows that the function gives.
-        rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
-        watermarks: Those that the function says.
-        timed: The inputs that have a watermark, so or from the stage that writes them.
-        late_by: The columns of a batch's rows by which they are late; empty where none can be.
-        late: The columns of late rows, where these go somewhere, each with its name there.
-        lineage: As `Manifest.lineage`.
+        bound: The state, bound to the function's rows.
+        rows: Without state: schema of each output's rows; empty if all outputs get the same rows.
+        watermarks: Watermarks that the function declares.
+        timed: Inputs with a watermark, declared here or by the stage that writes them.
+        late_by: Columns of a batch's rows that decide if a row is late; empty if no row can be late.
+        late: Columns of late rows that are sent on, each with its name in the output.
+        lineage: Source fields of the columns, as `Manifest.lineage` has them.
     """
 
     inputs: dict[str, StructType]
@@ -79,82 +79,82 @@ class Shape:
 
     @property
     def due_by(self) -> DueBy | None:
-        """What passes the time at which rows of the table fall due; None where they never do."""
+        """Kind of time that makes rows of the table fall due, the watermark or the clock; None if no row does."""
         return self.bound.due_by if self.bound is not None else None
 
     @property
     def time_rules(self) -> TimeRules:
-        """How the stage keeps event time."""
+        """Event-time rules of the stage."""
         behind_ms = self.bound.behind_ms if self.bound is not None else 0
         return TimeRules(self.watermarks, self.timed, self.due_by, behind_ms)
 
     @property
     def own(self) -> frozenset[str]:
-        """The inputs of whose rows the function says the watermark."""
-        return frozenset(name for one in self.watermarks for name in one.inputs)
+        """Inputs whose watermark the function declares."""
+        return frozenset(name for watermark in self.watermarks for name in watermark.inputs)
 
 
 def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
-    """Schemas of all stages of an app, by name, upstream first.
+    """Return the schemas of all stages of an app, by name, upstream first.
 
-    Raises `NotFound` where a key or a state names a column that the function does not give, `Refused` where a function
-    fails, gives no DataFrame, or keeps state of its own, `Usage` where inputs have keys of different types.
+    Raises `NotFound` where a key or a state names a column that the function does not return, `Refused` where a
+    function fails, returns no DataFrame, or keeps state of its own, `Usage` where inputs have keys of different types.
     """
-    known: dict[str, Shape] = {}
+    result: dict[str, Shape] = {}
     forget_latest()
     with temporary_folder() as empty:
         for stage in app.in_order():
             inputs = {
-                name: parse_ddl(WITH_HEADERS if one.include_headers else TOPIC_SCHEMA)
-                if isinstance(one, Topic)
-                else known[app.writer_of(one).name].emits[one]
-                for name, one in stage.inputs.items()
+                name: parse_ddl(WITH_HEADERS if source.include_headers else TOPIC_SCHEMA)
+                if isinstance(source, Topic)
+                else result[app.writer_of(source).name].emits[source]
+                for name, source in stage.inputs.items()
             }
-            # A folder without files is the cheapest stream there is: no process of its own, and never started.
+            # An empty folder is the cheapest stream: it needs no process and is never started.
             read = spark.readStream
             streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
             applied = apply(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
             watermarks = _watermarks(stage, key, applied)
             shape = replace(_shape(stage, key, inputs, applied), watermarks=watermarks)
-            timed = shape.own | {name for name in stage.channels if known[app.writer_of(name).name].timed}
+            timed = shape.own | {name for name in stage.channels if result[app.writer_of(name).name].timed}
             late_by: tuple[str, ...] = ()
             if timed and stage.event_time.late != "keep" and shape.table is not None and shape.bound is not None:
-                columns = pa.schema([(each.name, to_arrow(each.type)) for each in shape.table.key])
+                columns = pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key])
                 late_by = shape.bound.late_by(window_of(columns))
             shape = replace(shape, timed=timed, late_by=late_by)
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
-                    f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
-                    hint='say withWatermark where the topic is read; or update(..., due_by="clock")',
+                    f"stage {stage.name!r} has rows that fall due at the watermark, but no watermark",
+                    hint='call withWatermark where the topic is read, or use update(..., due_by="clock")',
                 )
             shape = _with_late(stage, shape, applied)
-            known[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
-    return known
+            result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
+    return result
 
 
 def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str, DataFrame]) -> dict[str, Lineage]:
-    """The fields from which the table's key comes, and the columns that go to each channel, as far as plans say."""
-    topics = [name for name, one in stage.inputs.items() if isinstance(one, Topic)]
-    each = [sources_of(frame, streams, topics) for frame in applied.frames]
-    rows = joined(each)
-    channels = [one.name for one in stage.repartitions]
+    """Return the source fields of the table's key and of the columns sent to each channel, as far as plans tell."""
+    topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
+    lineages = [sources_of(frame, streams, topics) for frame in applied.frames]
+    rows = joined(lineages)
+    channels = [channel.name for channel in stage.repartitions]
     if stage.state is None:
-        sent = zip(stage.writes, each if len(each) > 1 else each * len(stage.writes), strict=True)
+        sent = zip(stage.writes, lineages if len(lineages) > 1 else lineages * len(stage.writes), strict=True)
         return {output.name: columns for output, columns in sent if output.name in channels}
     key = {name: rows[name] for name in shape.key if name in rows}
     anything = tuple(FieldSource(name) for name in stage.inputs)
-    found: dict[str, Lineage] = {"": key}
+    lineage: dict[str, Lineage] = {"": key}
     for channel in channels:
-        found[channel] = {}
+        lineage[channel] = {}
         for name in shape.emits[channel].names:
             carried = name if name in key or name in shape.late else stage.state.carried(name)
-            found[channel][name] = rows.get(carried, anything) if carried else () if carried == "" else anything
-    return found
+            lineage[channel][name] = rows.get(carried, anything) if carried else () if carried == "" else anything
+    return lineage
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
-    """The schemas with that of late rows, where these go somewhere. Raises `Refused` where no row is ever late."""
+    """Return the schemas with that of late rows, if they are sent on. Raises `Refused` if no row can be late."""
     if stage.late is None:
         return shape
     if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
@@ -163,47 +163,51 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
     if not shape.late_by:
         lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
         raise Refused(
-            f"stage {stage.name!r} says where late rows go, and has not {lacks}: no row is ever late",
-            hint="leave late= out of its event_time(...)",
+            f"stage {stage.name!r} has an output for late rows, but lacks {lacks}: no row can be late",
+            hint="remove late= from its event_time(...)",
         )
     if len(applied.frames) > 1:
         raise Refused(
-            f"stage {stage.name!r} says where late rows go, and returns {len(applied.frames)} DataFrames",
-            hint="return their union, or leave late= out of its event_time(...)",
+            f"stage {stage.name!r} has an output for late rows, but returns {len(applied.frames)} DataFrames",
+            hint="return their union, or remove late= from its event_time(...)",
         )
     rows = applied.frames[0].schema
     _check_output(stage.late, arrow_of(rows))
     columns = StructType()
-    for one in rows:
-        # With sessions as windows of their own: what is late makes no session any more.
-        marks = {name: value for name, value in one.metadata.items() if name != _SESSION}
-        columns.add(one.name, one.dataType, one.nullable, marks)
+    for column in rows:
+        # Late rows are no longer merged into sessions.
+        metadata = {name: value for name, value in column.metadata.items() if name != _SESSION}
+        columns.add(column.name, column.dataType, column.nullable, metadata)
     emits = shape.emits | {stage.late.name: columns}
     return replace(shape, emits=emits, late={name: name for name in rows.names})
 
 
 def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
-    """The watermarks that a stage's function says, by the columns of its batches."""
-    found = [(at, one.column, one.delay_ms) for at, one in enumerate(applied.declared) if one is not None]
+    """Return the watermarks that a stage's function declares, on columns of its batches."""
+    declared = [
+        (number, watermark.column, watermark.delay_ms)
+        for number, watermark in enumerate(applied.declared)
+        if watermark is not None
+    ]
     names, single = tuple(stage.inputs), len(applied.frames) == 1
-    columns = {at: column if single or column in key else name_of(at, column) for at, column, _ in found}
-    if found and (single or each_output(stage, applied.frames)):
-        # The same rows, or parts of them: what each input brought is not told apart.
-        return (Watermark(tuple(columns.values()), max(delay_ms for *_, delay_ms in found), names),)
-    # A key column is one for all DataFrames.
+    columns = {number: column if single or column in key else name_of(number, column) for number, column, _ in declared}
+    if declared and (single or each_output(stage, applied.frames)):
+        # The frames have the same rows, or parts of them, so inputs cannot be told apart.
+        return (Watermark(tuple(columns.values()), max(delay_ms for *_, delay_ms in declared), names),)
+    # All DataFrames share a key column.
     return tuple(
         Watermark((columns[at],), delay_ms, (names[at],), at if not single and column in key else None)
-        for at, column, delay_ms in found
+        for at, column, delay_ms in declared
     )
 
 
 def ddl_of(rows: StructType) -> str:
-    """The columns of a repartition topic as manifests keep them."""
+    """Return the columns of a repartition topic as DDL, the form that manifests store."""
     return ", ".join(f"{in_backticks(field.name)} {_ddl(field.dataType)}" for field in rows)
 
 
 def _ddl(kind: DataType) -> str:
-    """Return a type's DDL. Spark's own leaves the names of a struct's fields without backticks, whatever is in them."""
+    """Return a type's DDL. Spark's own DDL does not quote the names of struct fields."""
     match kind:
         case StructType():
             return f"struct<{','.join(f'{_field_name(field.name)}:{_ddl(field.dataType)}' for field in kind)}>"
@@ -225,7 +229,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     if stage.state is None:
         if apart and not each_output(stage, rows):
             raise Refused(
-                f"stage {stage.name!r} returned {len(rows)} DataFrames, and has no state to bring them together",
+                f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
                 hint="return their union: a.unionByName(b, allowMissingColumns=True)",
             )
         for output, schema in zip(stage.writes, apart or arrow * len(stage.writes), strict=True):
@@ -238,12 +242,12 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, apart, strict=True)) if apart else {})
     state = _state(stage, stage.state, key, rows)
-    times = [one.column if one else None for one in applied.declared]
-    marked = [of_input(*each) for each in zip(arrow, stage.inputs, times, strict=False)]
+    times = [watermark.column if watermark else None for watermark in applied.declared]
+    marked = [of_input(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
     with as_user_error(f"the state of stage {stage.name!r}"):
         bound = state.bind(marked, key)
     for schema in arrow:
-        # Of several DataFrames a batch takes all columns.
+        # With several DataFrames, a batch has all columns.
         used = {name.casefold() for name in (schema.names if apart else (*key, *bound.needs))}
         names = [name for name in schema.names if name.casefold() in used]
         keys.check_columns(f"stage {stage.name!r}", names, (HASH, MARK))
@@ -252,7 +256,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
     if stage.table.ttl is not None and state.no_ttl[0]:
         why, instead = state.no_ttl
-        raise Refused(f"stage {stage.name!r} has a ttl, and {why}", hint=f"leave ttl= out of its table(...): {instead}")
+        raise Refused(f"stage {stage.name!r} has a ttl, but {why}", hint=f"remove ttl= from its table(...): {instead}")
     check_ttl(stage.name, stage.table.ttl, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
@@ -266,65 +270,65 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
 
 
 def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
-    """What a stage keeps, where its key has a session: that is no part of what identifies a row, for it grows.
+    """Return the stage's state. If the key has a session window, it identifies no row, because sessions grow.
 
-    Raises `Refused` where there are sessions that could not be kept, or not be final.
+    Raises `Refused` for sessions that could not be stored, or not be final.
     """
-    found = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
-    if not found:
+    sessions = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
+    if not sessions:
         return state
-    session, what = found[0], f"stage {stage.name!r} has the session window {found[0]!r} in its key"
-    if len(found) > 1:
-        raise Refused(f"{what}, and {found[1]!r}", hint="leave one of them out")
+    session, problem = sessions[0], f"stage {stage.name!r} has the session window {sessions[0]!r} in its key"
+    if len(sessions) > 1:
+        raise Refused(f"{problem}, and also {sessions[1]!r}", hint="remove one of them")
     if len(key) == 1:
-        raise Refused(f"{what}, and nothing else", hint="add what the sessions are of, such as a user")
+        raise Refused(f"{problem}, and no other column", hint="add the column that sessions belong to, such as a user")
     if (by_session := state.by_session(session)) is None:
         raise Refused(
-            f"{what}, and does not emit sessions when they have ended: nobody could take back one that was emitted "
-            "before, when it becomes part of another",
-            hint='say writes=... and event_time=slackwater.event_time(emits="final"); a later stage keeps what it gets',
+            f"{problem}, but emits sessions before they have ended. An emitted session could not be withdrawn when it "
+            "merges with another one",
+            hint='use writes=... and event_time=slackwater.event_time(emits="final"); a later stage can store sessions',
         )
     return by_session
 
 
 def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
-    """The table's value columns, with their defaults."""
+    """Return the table's value columns, with their defaults."""
     defaults, visible = stage.table.defaults, [name for name in values.names if not is_internal(name)]
     for name in defaults:
         if name not in visible:
             raise NotFound("value column", name, visible, hint=f"defaults= of stage {stage.name!r} names some of them")
     columns = [Column(field.name, from_arrow(field.type)) for field in values]
     return tuple(
-        structs.replace(one, default=check_default(stage.name, one.name, default, to_arrow(one.type)))
-        if (default := defaults.get(one.name)) is not None
-        else one
-        for one in columns
+        structs.replace(column, default=check_default(stage.name, column.name, default, to_arrow(column.type)))
+        if (default := defaults.get(column.name)) is not None
+        else column
+        for column in columns
     )
 
 
 def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
-    """What the state gives each output. Raises `Refused` where that is not one for all, or one for each."""
+    """Return the schema of each output of the state. Raises `Refused` unless there is one for all or one each."""
     if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
-            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, and it writes "
+            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, but writes= has "
             f"{len(stage.emits_to)}",
-            hint="emits= has one for each of writes=, in that order, or one for all of them",
+            hint="give emits= one schema for each of writes=, in that order, or one for all",
         )
-    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
-    emitted = list(zip(stage.emits_to, each, strict=True))
+    schemas = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
+    emitted = list(zip(stage.emits_to, schemas, strict=True))
     for output, rows in emitted:
         _check_output(output, rows)
     return {output.name: spark_schema_of(rows) for output, rows in emitted}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:
-    """Rows of one key come together only where the key has one type: 1 and "1" hash differently."""
+    """Raise `Usage` if a key column has several types: 1 and "1" hash differently, so rows would not meet."""
     for column in key:
         types = {name: str(schema.field(column).type) for name, schema in rows.items()}
         if len(set(types.values())) > 1:
             shown = ", ".join(f"{kind} in {name!r}" for name, kind in types.items())
             raise Usage(
-                f"stage {stage.name!r}: key column {column!r} is {shown}; rows of one key would not come together",
+                f"stage {stage.name!r}: key column {column!r} is {shown}: rows of the same key would not meet",
                 hint=f"cast it to one type where {column!r} is written",
             )
 
@@ -338,9 +342,9 @@ def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
         outgoing.check(f"sink {output.name!r}", output.encoding, rows)
 
 
-def _check_columns(what: str, key: tuple[str, ...], rows: pa.Schema) -> None:
+def _check_columns(owner: str, key: tuple[str, ...], rows: pa.Schema) -> None:
     for name in key:
         if name not in rows.names:
-            raise NotFound("key column", name, rows.names, hint=f"{what} is keyed by it")
-    # Hashing no rows tells whether the types can be hashed.
+            raise NotFound("key column", name, rows.names, hint=f"{owner} is keyed by it")
+    # Hashing an empty table checks that the types can be hashed.
     hash_keys(rows.empty_table(), key)

@@ -1,7 +1,7 @@
-"""What a batch means to the snapshots under way: its commit's events for the protocol, and what they ask of it.
+"""The snapshot protocol's part of a batch: events of its commit, and the markers and captures that follow.
 
-Pure: the head, where the batch's inputs were and are now; out comes what the next manifest says and which markers
-are to be written. Nothing is kept between batches, so that one which does not commit leaves no trace.
+Pure functions of the head and the positions of the inputs before and after the batch. Nothing is kept between batches,
+so that a batch that does not commit leaves no trace.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,10 +17,10 @@ from ...store.versions.manifest import Manifest, Span
 def arrive(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> Outcome:
-    """The protocol's answer to a batch that brings the inputs from `before` to `after`, by declared name.
+    """Return the protocol's answer to a batch that moves the inputs from `before` to `after`, by declared name.
 
-    Both are empty where it brings nothing on any input. `closed` are recorded snapshots that nobody asks for any more.
-    Raises `Corruption` where the head's captures do not join on to the batch.
+    Both are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are gone. Raises
+    `Corruption` if the head's captures do not continue with the batch.
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
@@ -40,35 +40,35 @@ def arrive(
                 earlier = spans.get(channel, Span(span.after, span.after))
                 if earlier.up_to != span.after:
                     raise Corruption(
-                        f"channel {channel!r} was captured up to version {earlier.up_to}, and goes on after "
-                        f"{span.after}",
+                        f"channel {channel!r} was captured up to version {earlier.up_to}, but the next batch begins "
+                        f"after {span.after}",
                         object_key=channel,
                     )
                 spans[channel] = Span(earlier.after, span.up_to)
     return Outcome(
         markers=tuple((action.snapshot, action.channel) for action in actions if isinstance(action, cl.SendMarker)),
         recorded=recorded,
-        awaited={snapshot: tuple(sorted(rest)) for snapshot, rest in process.recorded.items() if rest},
+        awaited={snapshot: tuple(sorted(channels)) for snapshot, channels in process.recorded.items() if channels},
         captured=captured,
         changed=any(isinstance(event, cl.MarkerArrived | cl.Requested) for event in events),
     )
 
 
 def _events(
-    channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], known: set[str]
+    channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
-    """In the protocol's order: all batches before all markers."""
+    """Yield the events in the protocol's order: all batches before all markers."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
             yield cl.BatchArrived(name, Span(before[name].version, after[name].version))
     for name in sorted(after):
-        # A position keeps its snapshots until the input moves on: they are news only where it did.
+        # A position keeps its snapshots until the input moves on: they are new only if it has moved.
         if after[name] == before[name]:
             continue
         for snapshot in after[name].snapshots:
             if name in channels:
                 yield cl.MarkerArrived(snapshot, name)
-            elif not channels and snapshot not in known:
-                # Where there are channels, markers bring what topics only hear of.
-                known.add(snapshot)
+            elif not channels and snapshot not in recorded:
+                # A stage with channels gets snapshot requests by markers, so requests at its topics are ignored.
+                recorded.add(snapshot)
                 yield cl.Requested(snapshot)

@@ -1,4 +1,4 @@
-"""One stage at work: a streaming query whose every batch ends in one commit."""
+"""Runs one stage: a streaming query in which every batch ends in one commit."""
 
 import dataclasses
 import threading
@@ -46,13 +46,13 @@ from .snapshot_events import arrive
 
 
 class StageRunner:
-    """Runs one claimed stage. Batches come on Spark's thread; everything else may be called from any other.
+    """Runs one claimed stage. Batches come on Spark's thread; all other methods are thread-safe.
 
     Args:
         claimed: The claim's manifest, the head.
-        access: How workers get to the store, asked before each batch: credentials may be temporary.
-        on_commit: Told of each committed batch.
-        on_move: Gets the newest committed and the newest acknowledged version when one of them is another.
+        access: Returns the workers' access to the store; called for each batch because credentials may be temporary.
+        on_commit: Called with the report of each committed batch.
+        on_move: Called with the newest committed and the newest acknowledged version when either changes.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StageRunner:
         meter: StageMeter,
         access: Callable[[], S3Access | None] = lambda: None,
         on_commit: Callable[[BatchReport], None],
-        on_move: Callable[[Manifest, Manifest], None] = lambda _head, _tip: None,
+        on_move: Callable[[Manifest, Manifest], None] = lambda _head, _newest: None,
     ) -> None:
         self.stage = config.stage
         self._config, self._meter = config, meter
@@ -73,16 +73,16 @@ class StageRunner:
         self._stopping = self._settled = False
         self._query = Future[StreamingQuery]()
         self.error: BaseException | None = None
-        """What ended the stage, unless it was stopped."""
+        """Error that ended the stage; None while it runs or after a stop."""
         self._closed_snapshots: frozenset[str] = frozenset()
         self.job_group = ""
-        """That of its jobs in Spark, once its query was started."""
+        """Spark job group of the stage's query; empty before its start."""
         self._batch_s = 0.0
-        """What the batch before took."""
+        """Duration of the last batch."""
         self._span: BatchSpan | None = None
-        """That of the batch under way, where somebody traces."""
+        """Span of the batch under way, if tracing is on."""
         has_table, places, limits = config.shape.table is not None, config.places, config.limits
-        # On this machine all tasks have one cache.
+        # Local tasks share one cache, so they need no placement.
         self._homes = Homes() if places.elsewhere else None
         spool = SpooledStore(store, Path(places.spool)) if places.spool else None
         cache = SstCache(*places.cache)
@@ -113,21 +113,21 @@ class StageRunner:
 
     @property
     def head(self) -> Manifest:
-        """The newest committed version."""
+        """Newest committed version."""
         return self._committer.head
 
     @property
     def tip(self) -> Manifest:
-        """The newest acknowledged version: with `max_unflushed`, it may not be committed yet."""
+        """Newest acknowledged version; with `max_unflushed`, possibly not committed yet."""
         return self._committer.tip
 
     def forget(self, snapshots: frozenset[str]) -> None:
-        """Have the next version forget these recorded snapshots, as nobody asks for them any more."""
+        """Have the next version drop these recorded snapshots, whose requests are gone."""
         self._closed_snapshots = snapshots
 
-    def keep_in_order(self, wanted: bool) -> None:
-        """Whether each batch is to be committed before the next, whatever `max_unflushed` says."""
-        self._committer.in_order = wanted
+    def keep_in_order(self, enabled: bool) -> None:
+        """Set if each batch has to be committed before the next, in spite of `max_unflushed`."""
+        self._committer.in_order = enabled
 
     def stop(self) -> None:
         """Start no further batch."""
@@ -135,7 +135,7 @@ class StageRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is under way."""
+        """True while a batch is under way."""
         return self._busy.locked()
 
     def start(self, spark: SparkSession) -> StreamingQuery:
@@ -147,9 +147,9 @@ class StageRunner:
         return started
 
     def settle(self, timeout_s: float) -> None:
-        """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole.
+        """Wait until the batch under way has ended and all versions are committed; drop the rest after the timeout.
 
-        What fails from then on, because it was stopped, is no `error`.
+        Failures from then on are not recorded in `error`.
         """
         deadline = time.monotonic() + timeout_s
         if self._busy.acquire(timeout=timeout_s):
@@ -159,11 +159,11 @@ class StageRunner:
         self._committer.close()
 
     def check_epoch(self) -> None:
-        """Adopt what others committed beside the batches. Raises `Fenced` where somebody took the stage over."""
+        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
         self._committer.refresh()
 
     def close(self) -> None:
-        """Stop compactions and fetches under way, and commit nothing more."""
+        """Stop compactions and fetches, and commit nothing more."""
         self._committer.close()
         if self._homes is not None:
             self._homes.close()
@@ -178,16 +178,16 @@ class StageRunner:
                 with self._under_way():
                     self._run(rows, batch)
             except BaseException as error:
-                # Spark shows a query's failure as text; the runner wants the error itself.
+                # Spark reports a query's failure as text; the runner needs the error itself.
                 self._fail(error)
-                # A query that is stopped may fail of that. Spark matches the text of what it fails of with a regular
-                # expression that overflows the thread's stack, and prints a thousand lines.
+                # Stopping a query may make it fail. Spark matches the failure's text with a regular expression that
+                # overflows the thread's stack and prints a thousand lines.
                 if not self._stopping:
                     raise
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """Inside, a batch is: its log lines and its span name it."""
+        """Name the batch in log lines and in a span while the block runs."""
         app, tracing = self.head.app, self._config.tracing
         with (
             working_on(app, self.stage.name, self.tip.version + 1),
@@ -201,58 +201,59 @@ class StageRunner:
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         checkpoint = self._config.checkpoint
-        before, after = checkpoint.planned(batch - 1), checkpoint.planned(batch)
+        starts, ends = checkpoint.planned(batch - 1), checkpoint.planned(batch)
         tip = self.tip
-        with_rows = any(has_rows(tip.inputs[name], end) for name, end in after.items())
+        with_rows = any(has_rows(tip.inputs[name], end) for name, end in ends.items())
         stall_seconds = 0.0
         if self._upkeep is not None and (with_rows or self._job.times(tip).pending):
             stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
         if self._stopping:
             return
-        self._again_if_outdated(lambda: self._make(rows, before, after, stall_seconds, with_rows=with_rows))
+        self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
-    def _again_if_outdated(self, make: Callable[[], None]) -> None:
-        """Make a version, and once more where its app was promoted meanwhile, or keys were forgotten.
+    def _retry_if_outdated(self, make: Callable[[], None]) -> None:
+        """Call `make`, which makes a version, and repeat the call if a promotion or a forget made the batch outdated.
 
-        Then its rows are for the sinks, too, or it may have read rows that are gone, objects and all.
+        After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
+        objects that are gone.
         """
-        tip = self.tip
+        previous = self.tip
         try:
             make()
         except Exception as error:
             self.check_epoch()
-            if not isinstance(error, Outdated) and self.tip.forgotten == tip.forgotten:
+            if not isinstance(error, Outdated) and self.tip.forgotten == previous.forgotten:
                 raise
             make()
 
-    def _make(
+    def _compute(
         self,
         rows: DataFrame,
-        before: Mapping[str, Position],
-        after: Mapping[str, Position],
+        starts: Mapping[str, Position],
+        ends: Mapping[str, Position],
         stall_seconds: float,
         *,
         with_rows: bool,
     ) -> None:
-        """Compute a batch, and have its version committed."""
+        """Compute a batch and submit its version for commit."""
         started = time.monotonic()
-        # One head for all of the batch: a compaction may be adopted meanwhile.
+        # One base for the whole batch: a compaction may be adopted meanwhile.
         base = self.tip
-        outcome, times = arrive(base, before, after, self._closed_snapshots), self._job.times(base)
+        outcome, times = arrive(base, starts, ends, self._closed_snapshots), self._job.times(base)
         at = base.inputs
-        moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
+        moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in ends.items())
         if not moved and not outcome.changed and not times.pending:
             return
         written = Written()
         if with_rows or times.pending:
             merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
-            written = self._job.computed(rows, merged, after, times)
-        self._submit(base, after, outcome, written, times, started, stall_seconds, with_rows=with_rows)
+            written = self._job.computed(rows, merged, ends, times)
+        self._submit(base, ends, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
     def retry(self) -> None:
-        """Put the rejected records that wait through the program: a batch of its own, between two others.
+        """Run the waiting rejected records through the program, as a batch of their own between two others.
 
-        Its version says in one commit what became of the table, of the channels and of each record. Raises what a batch
+        Its version commits the changes of the table, the channels and the records atomically. Raises what a batch
         raises, which ends the stage.
         """
         with self._busy:
@@ -261,7 +262,7 @@ class StageRunner:
                 return
             try:
                 with self._under_way():
-                    self._again_if_outdated(lambda: self._retry(retry))
+                    self._retry_if_outdated(lambda: self._retry(retry))
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -274,9 +275,10 @@ class StageRunner:
         self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
 
     def edit(self, store: ObjectStore, request: EditRequest) -> None:
-        """Change rows by hand as asked, between two batches: a version of its own, unless one has it already.
+        """Apply a requested edit of rows between two batches, as a version of its own, unless already done.
 
-        Where it cannot be done, the request says why. Raises what a commit raises, which ends the stage.
+        An edit that cannot be applied gets the reason written to its request. Raises what a commit raises, which ends
+        the stage.
         """
         with self._busy:
             base, job = self.tip, self._job
@@ -287,20 +289,20 @@ class StageRunner:
                 try:
                     cut = newest(store, base.app, base.stage, base)
                     change = change_of(store, base.app, request)
-                    made = edited(job.store, job.cache, cut, base.stage, change, request.edit)
+                    change_set = edited(job.store, job.cache, cut, base.stage, change, request.edit)
                 except SlackwaterError as error:
                     if isinstance(error, Unavailable):
                         raise
                     EDITS.put(store, replace(request, error=error.message), base.app)
                     return
-                if made is None:
+                if change_set is None:
                     EDITS.put(store, replace(request, error="no row would change any more"), base.app)
                     return
                 draft = commit.successor(
                     base, kind="edit", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
                 )
                 with self._under_way():
-                    self._hand_over(base, made.onto(draft), (), started)
+                    self._commit(base, change_set.onto(draft), (), started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -317,7 +319,7 @@ class StageRunner:
         *,
         with_rows: bool = True,
     ) -> None:
-        """Write the markers behind a computed batch, and hand it over to be committed."""
+        """Write the markers after a computed batch, and submit its version for commit."""
         results, merges, places = tuple(written.results), self._finished, self._config.places
         markers = {}
         for snapshot, channel in outcome.markers:
@@ -336,10 +338,10 @@ class StageRunner:
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
         )
-        self._hand_over(base, manifest, merges, started, results, stall_seconds, written.traceparents)
+        self._commit(base, manifest, merges, started, results, stall_seconds, written.traceparents)
         self._batch_s = time.monotonic() - started
 
-    def _hand_over(
+    def _commit(
         self,
         base: Manifest,
         manifest: Manifest,
@@ -349,11 +351,11 @@ class StageRunner:
         stall_seconds: float = 0.0,
         rejected: tuple[str, ...] = (),
     ) -> None:
-        """Have the version after `base` committed; its tasks have reported `results`.
+        """Submit the version after `base` for commit; its tasks have reported `results`.
 
-        `rejected` are the traces of records that it left out.
+        `rejected` has the trace contexts of the records that the batch left out.
         """
-        # Its SSTs are there, and when it is not committed nothing will be.
+        # Plan merges now: the SSTs exist, and if this version is not committed, no later one is.
         missed = (name for result in results for name in result.ranged)
         due = self._upkeep.consider(manifest, merges, missed) if self._upkeep else ()
         span = self._span
@@ -361,30 +363,30 @@ class StageRunner:
         def on_commit(committed: Committed) -> None:
             self._on_move(self.head, self.tip)
             report = BatchReport.of(committed, results, due, stall_seconds)
-            before, after = committed.before, committed.manifest
+            versions = (committed.previous, committed.manifest)
             with (
-                span.committed(before, after, committed.commit_seconds, report.windows, rejected)
+                span.committed(*versions, committed.commit_seconds, report.windows, rejected)
                 if span is not None
                 else nullcontext()
             ):
                 self._on_commit(report)
 
-        taken = sum((result.stats for result in results), Stats())
-        self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, taken))
+        stats = sum((result.stats for result in results), Stats())
+        self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, stats))
         self._wake_for(manifest)
         if self._config.limits.max_unflushed:
             self._on_move(self.head, self.tip)
 
-    def _wake_for(self, tip: Manifest) -> None:
-        """Have a batch start when a row falls due, or at once where one has."""
+    def _wake_for(self, manifest: Manifest) -> None:
+        """Have a batch start when the next row falls due, or at once if one is already due."""
         if self._config.shape.due_by is None:
             return
-        times, at_ms = tip.event_time, None
+        times, at_ms = manifest.event_time, None
         if times is not None and times.next_due_ms is not None and (times.by_clock or times.owed):
             at_ms = times.next_due_ms if times.by_clock else 0
-        self._config.planners.wake(tip.stage, tip.version, at_ms)
+        self._config.planners.wake(manifest.stage, manifest.version, at_ms)
 
     @property
     def _finished(self) -> tuple[Done, ...]:
-        """Merges that the next version may adopt."""
+        """Compactions that the next version may adopt."""
         return self._upkeep.finished if self._upkeep is not None else ()

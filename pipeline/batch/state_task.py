@@ -1,6 +1,6 @@
-"""What a Spark task does with one state partition of a micro-batch, in its Python worker.
+"""The Spark task of one state partition of a micro-batch, in a Python worker.
 
-Look up the batch's keys, have `state.step` merge, write one L0 SST, write what the state emits to Kafka, and report.
+The task looks up the batch's keys, has `state.step` merge, writes one L0 SST, sends emitted rows to Kafka, and reports.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,29 +22,28 @@ from ...store.versions.manifest import Sst
 from .task import OutputTopic, Partitions, Task
 
 MARK = "_is_mark"
-"""A column that is there where rows may fall due. True marks a row that is no record: it only says in which state
-partition to look for them."""
+"""Column in batches where rows may fall due. True for a marker row: no record, only a state partition to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTask(Task):
-    """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
+    """The task of a stage with state. Rows have `_hash`; all rows of a state partition are in one task."""
 
     step: Step
-    """What becomes of rows; every attempt has the driver's clock, so that all decide alike."""
+    """Merges rows into the state; every attempt has the driver's clock, so that all decide alike."""
     ssts: tuple[Sst, ...]
     only_checks: bool = False
-    """Whether rows are merged only to see that it can be done: nothing is written."""
+    """True to merge rows without writing anything, only to see that it succeeds."""
     late_to: tuple[OutputTopic, Mapping[str, str]] | None = None
-    """Where late rows go, with which columns, each with its name there; None for nowhere."""
+    """Output for late rows, and the columns sent, each with its name in the output; None to drop late rows."""
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         marked: frozenset[int] = frozenset()
         if MARK in rows.column_names:
-            mark = rows[MARK]
-            hashes = rows.filter(mark)["_hash"].to_numpy()
+            is_mark = rows[MARK]
+            hashes = rows.filter(is_mark)["_hash"].to_numpy()
             marked = frozenset(partition_of(hashes, self.step.table.partitions).tolist())
-            rows = rows.filter(pc.invert(mark)).drop_columns([MARK])
+            rows = rows.filter(pc.invert(is_mark)).drop_columns([MARK])
         in_time, late = self.step.split_late(rows)
         result = self._written(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
@@ -52,35 +51,35 @@ class StateTask(Task):
         sent, unsent = result.sent, result.unsent
         if self.late_to is not None:
             target, columns = self.late_to
-            gone = late.select(list(columns)).rename_columns(list(columns.values()))
-            more, large = self._send([(target, gone, target.partitions_of(gone))], attempt)
+            late_rows = late.select(list(columns)).rename_columns(list(columns.values()))
+            more, large = self._send([(target, late_rows, target.partitions_of(late_rows))], attempt)
             sent, unsent = sent | more, (*unsent, *large)
         return replace(result, rows_in=num_rows(rows), sent=sent, unsent=unsent, late=num_rows(late))
 
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
-        """What becomes of rows that are not late, and in the `marked` state partitions of those that fall due."""
+        """Merge the rows that are not late, and the rows that fall due in the `marked` state partitions."""
         table, count, reads = self.step.table, self.step.table.partitions, Reads()
         counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
-        made: list[Made] = []
+        steps: list[Made] = []
         ssts: list[Sst] = []
         event_ms: list[int | None] = []
-        # One partition a task is what Spark's plan gives; correct for any number of them.
+        # Spark's plan has one partition a task; the code works for any number.
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
-            mine = rows if (partitions == partition).all() else rows.filter(partitions == partition)
-            ours = sorted_runs.touching(self.ssts, partition, count)
-            stored = LookUps(store, cache, table, ours, self.step.clock_ms, reads)
-            one = self.step.made(mine, stored, sorted_runs.bounds(partition, count) if partition in marked else None)
+            part = rows if (partitions == partition).all() else rows.filter(partitions == partition)
+            existing = sorted_runs.touching(self.ssts, partition, count)
+            stored = LookUps(store, cache, table, existing, self.step.clock_ms, reads)
+            step = self.step.made(part, stored, sorted_runs.bounds(partition, count) if partition in marked else None)
             if self.only_checks:
                 continue
-            made.append(one)
-            if one.new.num_rows:
-                new, latest_ms = self.step.with_expiry(one.new)
+            steps.append(step)
+            if step.new.num_rows:
+                new, latest_ms = self.step.with_expiry(step.new)
                 app, stage = self.places.app, self.places.stage
                 sst = writer.write(store, cache, app=app, stage=stage, table=table, partition=partition, rows=new)
                 ssts.append(sst)
                 event_ms.append(latest_ms)
-        emitted = [one.emitted for one in made if one.emitted]
+        emitted = [step.emitted for step in steps if step.emitted]
         sent, unsent = self._send(self._emitted(emitted), attempt) if self.outputs and emitted else ({}, ())
         return TaskReport(
             attempt,
@@ -91,12 +90,12 @@ class StateTask(Task):
             cache.ranged_objects(),
             max((at for at in event_ms if at is not None), default=None),
             unsent=unsent,
-            next_due_ms=min((one.next_ms for one in made if one.next_ms is not None), default=None),
+            next_due_ms=min((step.next_ms for step in steps if step.next_ms is not None), default=None),
         )
 
     def _emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> Iterator[tuple[OutputTopic, pa.Table, Partitions]]:
-        """What state partitions emitted, for each output."""
-        tables = [pa.concat_tables(each) for each in zip(*parts, strict=True)]
-        # One table is for all outputs.
+        """Yield the rows that the state partitions emitted, for each output."""
+        tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
+        # A single table goes to all outputs.
         for target, rows in zip(self.outputs, tables * len(self.outputs) if len(tables) == 1 else tables, strict=True):
             yield target, rows, target.partitions_of(rows)

@@ -1,6 +1,7 @@
-"""What a Spark task of a micro-batch does in its Python worker, whatever its stage is: send rows to Kafka, and report.
+"""The Spark task of a micro-batch, in a Python worker: sends rows to Kafka and reports.
 
-What a task does counts when the driver names it in a manifest: a retried or speculative attempt leaves only orphans.
+A task's effect counts once the driver names its attempt in a manifest: a retried or speculative attempt leaves only
+orphans.
 """
 
 from abc import ABC, abstractmethod
@@ -41,102 +42,104 @@ Partitions = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class OutputTopic:
-    """A channel, or a sink, as tasks write it. No topic: it is not written."""
+    """A channel or a sink, as tasks write it. Without a topic, nothing is written."""
 
     name: str
     topic: str
     partitions: int = 1
     key: tuple[str, ...] = ()
-    """Columns that say the Kafka partition; none for a sink, whose records keep the order in which a task wrote."""
+    """Columns that choose the Kafka partition; empty for a sink, whose records keep the order of their task."""
     encoding: Encoding | None = None
-    """How a sink's rows become records; None for rows as they are."""
+    """Encoding of a sink's rows as records; None for rows as they are."""
     published_to: str = ""
-    """The topic that a sink's records go to in the end, and which bounds how large they are."""
+    """Topic to which a sink's records are published, which limits their size."""
     rejects: bool = False
-    """Whether records that are too large for it are reported (`TaskReport.unsent`), and do not fail the batch."""
+    """True if records too large for the topic are reported (`TaskReport.unsent`) and do not fail the batch."""
 
     def partitions_of(self, rows: pa.Table) -> Partitions:
-        """The Kafka partition of each row."""
+        """Return the Kafka partition of each row."""
         if not self.key:
             return np.zeros(rows.num_rows, np.int32)
         return partition_of(hash_keys(rows, self.key), self.partitions)
 
 
-def output_topic_of(one: Repartition | Sink, base: Manifest, published: Mapping[str, str]) -> OutputTopic:
-    """Where a batch on this version writes what is for a channel or a sink.
+def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mapping[str, str]) -> OutputTopic:
+    """Return the topic to which a batch on top of `base` writes the rows for a channel or a sink.
 
-    `published` has the topics of sinks that are not published as they are declared.
+    `published` has the topics of sinks that are not published under their declared names.
     """
-    if isinstance(one, Repartition):
-        output = base.outputs[one.name]
-        return OutputTopic(one.name, output.topic, len(output.ends), one.key)
-    # A clone has no sinks but those that it was told to publish.
-    topic = base.sinks[one.name].topic if one.name in base.sinks else ""
-    to = published.get(one.name, one.name) if one.kind == "topic" else ""
-    return OutputTopic(one.name, topic, encoding=one.encoding, published_to=to, rejects=one.on_error == "reject")
+    if isinstance(target, Repartition):
+        channel = base.outputs[target.name]
+        return OutputTopic(target.name, channel.topic, len(channel.ends), target.key)
+    # A clone has only the sinks that it was told to publish.
+    topic = base.sinks[target.name].topic if target.name in base.sinks else ""
+    to = published.get(target.name, target.name) if target.kind == "topic" else ""
+    return OutputTopic(
+        target.name, topic, encoding=target.encoding, published_to=to, rejects=target.on_error == "reject"
+    )
 
 
 _MOST_PUBLISHED = MOST_RECORD - (64 << 10)
-"""Bytes that a sink's record may have at most: on its way it is a row of a message."""
+"""Maximum bytes of a sink's record, which has to fit into a message of the internal topic."""
 _LIMIT_S = 60.0
-"""For so long what a topic says that it takes is believed."""
+"""Seconds for which a topic's maximum record size is cached."""
 _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
-"""By broker and topic."""
+"""Maximum record size by broker and topic."""
 
 
 def check_sizes(
     kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
 ) -> tuple[pa.Table, tuple[Unsent, ...]]:
-    """A sink's records without those that its topic does not take, which are returned beside them.
+    """Return a sink's records that fit into its topic, and those that are too large.
 
-    Raises `BadRecord` for the first where the sink rejects none.
+    Raises `BadRecord` for the first record that is too large if the sink does not reject records.
     """
     sizes = outgoing.batch_bytes(records)
-    most, place = int(sizes.max(initial=0)), (kafka.name, target.published_to)
-    limit = _limits.get(place)
+    most, topic = int(sizes.max(initial=0)), (kafka.name, target.published_to)
+    limit = _limits.get(topic)
     if limit is None or most > limit:
-        # It may have been raised since it was asked for.
-        limit = _limits[place] = min(_limit(kafka, target.published_to) or _MOST_PUBLISHED, _MOST_PUBLISHED)
+        # The limit may have been raised since.
+        limit = _limits[topic] = min(_limit(kafka, target.published_to) or _MOST_PUBLISHED, _MOST_PUBLISHED)
     if most <= limit:
         return records, ()
     large, unsent = np.flatnonzero(sizes > limit), list[Unsent]()
     for row, size in zip(records.take(pa.array(large)).to_pylist(), sizes[large].tolist(), strict=True):
         named = [(name[len(outgoing.HEADER) :], it) for name, it in row.items() if name.startswith(outgoing.HEADER)]
-        carried = [(each["key"], each["value"]) for each in row.get(outgoing.HEADERS) or ()]
+        carried = [(header["key"], header["value"]) for header in row.get(outgoing.HEADERS) or ()]
         headers = tuple(header for header in (*named, *carried) if header[1] is not None)
-        words = TooLarge(row["key"], size, limit).words
+        reason = TooLarge(row["key"], size, limit).words
         unsent.append(
-            Unsent(target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {words}")
+            Unsent(target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {reason}")
         )
         if not target.rejects:
             raise BadRecord(
-                f"{unsent[0].why}; nothing was committed: raise what the topic takes, up to {_MOST_PUBLISHED:,}, or "
-                'have such records set aside by sink(..., on_error="reject")'
+                f"{unsent[0].why}; nothing was committed: raise the topic's max.message.bytes, up to "
+                f'{_MOST_PUBLISHED:,}, or set such records aside with sink(..., on_error="reject")'
             )
     return records.filter(pa.array(sizes <= limit)), tuple(unsent)
 
 
 def _limit(kafka: Kafka, topic: str) -> int | None:
-    """What a topic takes of a record of this size; None where nobody knows."""
+    """Return the maximum size of a record before compression; None if unknown."""
     named = (kafka.properties.get(name, "none") for name in ("compression.type", "compression.codec"))
-    # Of records that are compressed nobody knows before how large they are then.
+    # The size of a record after compression is not known in advance.
     return None if any(codec != "none" for codec in named) else kafka.max_message_bytes(topic)
 
 
 @dataclass(frozen=True, slots=True)
 class Task(ABC):
-    """What a task of any stage knows."""
+    """The task of a micro-batch, for any stage."""
 
     places: Places
     writer: str
     version: int
     outputs: tuple[OutputTopic, ...]
     times: Times = field(default_factory=Times, kw_only=True)
-    """The event times to look for."""
+    """Event times to look for."""
     error_mark: ErrorMark = field(default=ERROR_MARK, kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do a task's work; one row with its report comes back, none when there were no rows."""
+        """Run the task and yield one row with its report; nothing if there are no rows."""
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
@@ -144,7 +147,7 @@ class Task(ABC):
             configure_worker()
             context = TaskContext.get()
             assert context is not None  # noqa: S101  only Spark's workers call this
-            # Unique for ever: also a topic that outlived its app's store must not speak for the app made anew.
+            # Unique for ever: messages in a topic that outlived a removed app must not count for a new app of its name.
             attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
             rows = pa.Table.from_batches(filled)
             try:
@@ -160,10 +163,10 @@ class Task(ABC):
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
     ) -> tuple[dict[str, dict[int, SentTo]], tuple[Unsent, ...]]:
-        """Send each target its rows, to the partition of each.
+        """Send each output its rows, each to its partition.
 
-        Returns what was written, by target and partition, and what sinks' topics do not take. Raises `BadRecord` for a
-        row that is larger than a message may be, or a record that is than a sink's topic takes.
+        Returns what was sent, by output and partition, and the records that sinks' topics refuse. Raises `BadRecord`
+        for a row that exceeds the size of a message, or a record that exceeds the limit of a sink's topic.
         """
         sent, unsent = dict[str, dict[int, SentTo]](), tuple[Unsent, ...]()
         for target, rows, partitions in parts:
@@ -189,24 +192,24 @@ class Task(ABC):
         names = [name for name in target.key if name in error.row.schema.names]
         (key,) = python_rows(error.row.select(names))
         shown = ", ".join(f"{name}={repr(value)[:200]}" for name, value in key.items())
-        what = "repartition topic" if target.encoding is None and target.key else "sink"
+        kind = "repartition topic" if target.encoding is None and target.key else "sink"
         return BadRecord(
-            f"{what} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} takes "
-            f"{error.size:,} bytes, and a message between stages has {MOST_RECORD:,} at most: leave such rows out in "
-            "the function, or hand on a part of them"
+            f"{kind} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} has "
+            f"{error.size:,} bytes, but a message between stages has at most {MOST_RECORD:,}: drop such rows in the "
+            "function, or send only some of their columns"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTask(Task):
-    """A stage without state: the function's rows go to the channels.
+    """The task of a stage without state: sends the function's rows to the channels.
 
-    All of them to each, and `_to_<n>` is a row's partition in the n-th; or, with `rows`, those tagged n to the n-th,
-    and `_to` is their partition.
+    Without `rows`, all rows go to each output, and `_to_<n>` is a row's partition in the n-th. With `rows`, rows tagged
+    n go to the n-th output, and `_to` is their partition.
     """
 
     rows: tuple[pa.Schema, ...] = ()
-    """Of each output, where each has rows of its own."""
+    """Schema of each output's rows; empty if all outputs get the same rows."""
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         parts = ((target, *part) for target, part in zip(self.outputs, self._parts(rows), strict=True))
@@ -216,7 +219,7 @@ class WriteTask(Task):
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
         if self.rows:
             partitions = rows["_to"].to_numpy()
-            return [(part, partitions[mine]) for mine, part in by_input(rows, self.rows)]
+            return [(part, partitions[selection]) for selection, part in by_input(rows, self.rows)]
         numbers = [f"_to_{n}" for n in range(len(self.outputs))]
         plain = rows.drop_columns(numbers)
         return [(plain, rows[name].to_numpy()) for name in numbers]

@@ -1,7 +1,8 @@
-"""A stage's function applied to DataFrames: streams of a query, or rows that are at hand.
+"""Applies a stage's function to DataFrames: the streams of its query, or records at hand.
 
-What would keep state where no snapshot sees it is refused, before anything is written. What `withWatermark` says in it
-is in Spark's plan, as a node and as metadata of the column; the query keeps no state that needs it, the stage does.
+Operators that would keep Spark state, which no snapshot sees, are refused before anything is written. A
+`withWatermark` in the function is a node of Spark's plan and metadata of its column. The stage keeps the watermark;
+Spark's query needs none.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from ..messages.decode import reading
 from ..spark.plans import children, first_column, kind, nodes, once, paths, plan_of
 from ..spark.user_errors import as_user_error
 
-# Operators of Spark's plans that keep state between the batches of a streaming query, and the state to say instead.
+# Operators of Spark's plans that keep state between the batches of a streaming query, and the state to declare instead.
 _STATEFUL = {
     "Aggregate": "aggregate(...)",
     **dict.fromkeys(("Deduplicate", "DeduplicateWithinWatermark", "Distinct"), "upsert(by=...)"),
@@ -35,12 +36,12 @@ _STATEFUL = {
     "Window": "update(..., order_by=...)",
 }
 _WATERMARK, _DELAY = "EventTimeWatermark", "spark.watermarkDelayMs"
-"""Spark's operator of `withWatermark`, and what it marks the column with."""
+"""Spark's operator of `withWatermark`, and the metadata key with its delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredWatermark:
-    """A watermark on the rows of one DataFrame: the column that is their event time, and the delay."""
+    """A watermark of one DataFrame's rows: the column with their event time, and the delay."""
 
     column: str
     delay_ms: int
@@ -48,25 +49,25 @@ class DeclaredWatermark:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a stage's function makes of its inputs, and of each DataFrame the watermark that it declared."""
+    """Result of a stage's function: its DataFrames, and the watermark declared on each."""
 
     frames: tuple[DataFrame, ...]
-    """One, or one for each input (with state) or output (without). Those for outputs read each stream once."""
+    """One DataFrame, or one for each input (with state) or output (without state); all outputs read a stream once."""
     sources: tuple[str, ...]
-    """The inputs' names in the order in which Spark numbers the sources of the query."""
+    """Names of the inputs, in the order in which Spark numbers the query's sources."""
     declared: tuple[DeclaredWatermark | None, ...] = ()
 
 
 @contextmanager
 def _calling(stage: Stage) -> Iterator[None]:
-    """While a stage's function runs. Raises `Refused` where it fails."""
-    topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
+    """Raise errors of a stage's function, called within the block, as `Refused`."""
+    topics = [source.name for source in stage.inputs.values() if isinstance(source, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
         yield
 
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
-    """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
+    """Apply the stage's function to one DataFrame for each input. Raises `Refused` as `shapes` does."""
     with _calling(stage):
         frames = _frames(stage, inputs.values())
         _check_frames(stage, frames)
@@ -75,8 +76,8 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     for frame in frames:
         if not frame.isStreaming:
             raise Refused(
-                f"stage {stage.name!r} returned a DataFrame that does not come from its stream",
-                hint="build what it returns from the DataFrame it is given",
+                f"stage {stage.name!r} returned a DataFrame that is not derived from its input stream",
+                hint="derive the result from the function's argument",
             )
         _refuse_state(stage, plan_of(frame))
     sources = _sources(stage, inputs, frames)
@@ -85,18 +86,18 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
 
 
 def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    """What the stage's function makes of DataFrames that do not stream, as `Applied.frames`. Raises `Refused`."""
+    """Apply the stage's function to batch DataFrames; returns them as `Applied.frames` does. Raises `Refused`."""
     with _calling(stage):
         return _frames(stage, inputs)
 
 
 def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
-    made = stage.transform(*inputs)
-    return tuple(made) if isinstance(made, tuple | list) else (made,)
+    result = stage.transform(*inputs)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def each_output(stage: Stage, frames: Sequence[object]) -> bool:
-    """Whether these are a DataFrame for each output: without state, there is nothing else that they could be."""
+    """Return True if there is one DataFrame for each output of a stage without state."""
     return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
 
 
@@ -109,16 +110,16 @@ def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
     outputs = ", ".join(repr(output.name) for output in stage.writes)
     if stage.state is None and len(stage.writes) > 1:
         raise Refused(
-            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each of its "
-            f"outputs, or one for each of these: {outputs}",
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each "
+            f"output, or one for each of these outputs: {outputs}",
             hint="return a tuple in the order of writes=",
         )
     if len(frames) != len(stage.reads):
         expected = "one" if stage.state is None else f"one, or one for each of its {len(stage.reads)} inputs"
-        each = "state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
+        instead = "state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
         raise Refused(
             f"stage {stage.name!r} returned {len(frames)} DataFrames; expected {expected}",
-            hint=f"{outputs} get what the state emits: {each}" if len(stage.writes) > 1 else "",
+            hint=f"{outputs} get what the state emits: {instead}" if len(stage.writes) > 1 else "",
         )
 
 
@@ -128,60 +129,62 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
             continue
         if (name := kind(node)) in _STATEFUL:
             raise Refused(
-                f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
-                hint=f"say it as state=slackwater.{_STATEFUL[name]} on the stage, or do it on the rows of one event",
+                f"stage {stage.name!r} uses a streaming {name}: snapshots cannot include Spark's own state",
+                hint=f"declare state=slackwater.{_STATEFUL[name]} on the stage, or compute it from each record alone",
             )
         if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
             raise Refused(
-                f"stage {stage.name!r} uses a {name} of two streams, whose state no snapshot would see",
-                hint="return the DataFrames as a tuple, one for each input: state=slackwater.join(...) joins them by "
-                "key and time, and the function of state=slackwater.update(...) gets the rows of each",
+                f"stage {stage.name!r} uses a {name} of two streams: snapshots cannot include Spark's own state",
+                hint="return the DataFrames as a tuple, one for each input. state=slackwater.join(...) joins them by "
+                "key and time; the function of state=slackwater.update(...) gets the rows of each",
             )
 
 
 def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
-    """The inputs' names in the order of the streams in the plan. Raises `Refused` unless each is there once."""
+    """Return the inputs' names in the order of the plan's streams. Raises `Refused` unless each occurs once."""
     names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
-    # A stream that is used again gets new column ids the second time.
-    each = [[names.get(first_column(stream)) for stream, *_ in paths(plan_of(frame))] for frame in frames]
-    found = [name for used in each for name in used]
+    # The second use of a stream gets new column ids.
+    streams = [[names.get(first_column(stream)) for stream, *_ in paths(plan_of(frame))] for frame in frames]
+    names_used = [name for used in streams for name in used]
     for name in inputs:
-        if name not in found:
+        if name not in names_used:
             raise Refused(
-                f"stage {stage.name!r} reads {name!r}, but nothing it returns comes from there",
-                hint="leave the input out of reads=, or use it",
+                f"stage {stage.name!r} reads {name!r}, but does not use it in what it returns",
+                hint="remove the input from reads=, or use it",
             )
-    # What several outputs have in common is read once; what one of them uses twice is not.
-    twice = [used for used in (each if each_output(stage, frames) else [found]) if len(used) > len({*used} - {None})]
+    # A stream shared by several outputs is read once. A stream that one output uses twice would be read twice.
+    twice = [
+        used for used in (streams if each_output(stage, frames) else [names_used]) if len(used) > len({*used} - {None})
+    ]
     if twice:
         raise Refused(
             f"stage {stage.name!r} uses its {'stream' if len(inputs) == 1 else 'streams'} {len(twice[0])} times; "
-            "each use would read all of its input again",
-            hint="write it as one pass: a union of selects becomes one select with explode(array(...))",
+            "each use would read the whole input again",
+            hint="use it once: replace a union of selects by one select with explode(array(...))",
         )
-    return tuple(name for name in found if name is not None)
+    return tuple(name for name in names_used if name is not None)
 
 
 def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
-    """All rows of these DataFrames, each of which has the key columns with the same types."""
+    """Return all rows of these DataFrames, which have the key columns with the same types."""
     if len(frames) == 1:
         return frames[0]
     tagged = []
     for position, frame in enumerate(frames):
-        mine = [F.col(in_backticks(name)) for name in key]
-        for other, schema in enumerate(one.schema for one in frames):
+        columns = [F.col(in_backticks(name)) for name in key]
+        for other, schema in enumerate(frame.schema for frame in frames):
             for field in schema:
                 if field.name not in key:
                     value = F.col(in_backticks(field.name)) if other == position else F.lit(None)
-                    mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
-        tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
+                    columns.append(value.cast(field.dataType).alias(name_of(other, field.name)))
+        tagged.append(frame.select(F.lit(position).alias(TAG), *columns))
     return reduce(lambda above, below: above.union(below), tagged)
 
 
 def for_state(
     rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: Times, late: Iterable[str]
 ) -> DataFrame:
-    """What a state takes of a batch's rows: the key and its hash, what it and late rows need, times, and `RECORD`."""
+    """Return the columns of a batch's rows that the state needs: key, hash, values, late rows, times and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
     return rows.select(
         *(F.col(in_backticks(name)) for name in names), F.xxhash64(*map(in_backticks, key)).alias("_hash")
@@ -189,25 +192,25 @@ def for_state(
 
 
 def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
-    """The watermark of a DataFrame that a stage's function returned. Raises `Refused` where it cannot be kept."""
+    """Return the watermark of a returned DataFrame, or None. Raises `Refused` for one that cannot be kept."""
     watermarks = [node for node in nodes(plan) if kind(node) == _WATERMARK]
     if not watermarks:
         return None
     for node in nodes(plan):
         if kind(node) == "Union" and any(kind(below) == _WATERMARK for below in nodes(node)):
             raise Refused(
-                f"stage {stage!r} unites DataFrames that have watermarks of their own, whose rows nobody could tell "
-                "apart any more",
-                hint="say withWatermark of the union; or return a tuple of the DataFrames, for state=update(...)",
+                f"stage {stage!r} makes a union of DataFrames with watermarks of their own: their rows could not "
+                "be told apart",
+                hint="call withWatermark on the union; or return a tuple of the DataFrames, for state=update(...)",
             )
     if len(watermarks) > 1:
-        what = f"stage {stage!r} says withWatermark {len(watermarks)} times of the same rows"
-        raise Refused(what, hint="leave all but one out")
+        problem = f"stage {stage!r} calls withWatermark {len(watermarks)} times on the same rows"
+        raise Refused(problem, hint="remove all calls but one")
     for field in schema:
         if _DELAY in field.metadata and field.dataType.typeName() in ("timestamp", "timestamp_ntz"):
             return DeclaredWatermark(field.name, int(field.metadata[_DELAY]))
     column = watermarks[0].eventTime().name()
     raise Refused(
-        f"stage {stage!r} has a watermark on column {column!r}, which the rows that it returns do not have",
-        hint=f"select {column!r} too: the watermark follows from the rows that the function returns",
+        f"stage {stage!r} has a watermark on column {column!r}, which its returned rows do not have",
+        hint=f"select {column!r} too: the watermark is computed from the returned rows",
     )

@@ -1,9 +1,9 @@
-"""Spark's daemon of Python workers, with what our tasks import imported before it forks them.
+"""Spark's daemon of Python workers, which imports our tasks' modules before it forks the workers.
 
-Spark starts it by its setting `spark.python.daemon.module`. Without it, each worker imports the same: half a second of
-a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
-to libraries that look after forks. It and its workers do not hear SIGTERM, which a service manager sends to every
-process of a run (`configure_worker`): Spark ends them by closing the daemon's standard input.
+Spark starts this module by its setting `spark.python.daemon.module`. Without it, each worker imports the same modules:
+half a second of a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS,
+jemalloc) belong to libraries that handle forks. The daemon and its workers ignore SIGTERM, which a service manager
+sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard input.
 """
 
 import gc
@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
+import pandas  # noqa: F401  pyarrow imports it with its first array of a list
 from pyspark import daemon
 
 from ..source import readers  # noqa: F401
@@ -20,20 +20,21 @@ from ..spark.clock import STOPPED_AT, stop_for_good
 from . import state_task, task  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
-"""Linux has it."""
+"""Socket option on Linux; None elsewhere."""
 
 
 def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
-    """Pyspark's worker, which raises nothing where Spark has hung up, as on those beside a task that failed.
+    """Return pyspark's worker, without errors where Spark closes the connection, as after another task failed.
 
-    It acknowledges at once what Spark sends, which would wait for 40 ms after the first of a small task's pieces, else.
+    The worker acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for 40
+    ms.
     """
 
-    def quiet(connection: socket.socket, *given: object) -> int:
+    def quiet(connection: socket.socket, *arguments: object) -> int:
         if _AT_ONCE is not None and connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, _AT_ONCE, 1)
         try:
-            return worker(connection, *given)
+            return worker(connection, *arguments)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return 1
 
@@ -44,8 +45,8 @@ if __name__ == "__main__":
     daemon.worker = hung_up(daemon.worker)
     if (at_ms := os.environ.get(STOPPED_AT)) is not None:
         stop_for_good(int(at_ms))
-    # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
+    # Blocked, not ignored, because pyspark sets its own handler here and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # Collections leave alone what all workers have, so that its memory stays shared (`configure_worker`).
+    # Garbage collections skip the imported modules, so that workers share their memory (`configure_worker`).
     gc.freeze()
     daemon.manager()

@@ -1,4 +1,4 @@
-"""What servers on Java need: Java itself, and their jars, which Maven fetches once into the user's cache."""
+"""Prerequisites of servers on Java: Java itself, and jars, which Maven downloads once into the user's cache."""
 
 import os
 import re
@@ -15,31 +15,31 @@ from ...common.whole_file import locked
 from ...errors import SlackwaterError
 
 Tell = Callable[[str], None]
-"""Takes news of something that takes long, a line each."""
+"""Receives progress messages of slow operations, a line each."""
 
 JAVA_NEEDED = 17
 _EVERY_S = 1.0
 
 
 class MissingTool(SlackwaterError):
-    """A program that the machine must have is missing or too old."""
+    """A required program is missing or too old."""
 
 
 def quiet(_line: str) -> None:
-    """A `Tell` that tells nobody."""
+    """Ignore a progress message."""
 
 
 def find_java(who: str) -> str:
-    """Path of a Java that `who` can run on: of JAVA_HOME, else the first on PATH. Raises `MissingTool`."""
+    """Return the path of Java: of JAVA_HOME, else the first on PATH. Raises `MissingTool`, which names `who`."""
     hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
-    where = f"in JAVA_HOME ({home})" if home else "on PATH"
+    java_home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
+    where = f"in JAVA_HOME ({java_home})" if java_home else "on PATH"
     if java is None:
         raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and there is no java {where}", hint=hint)
-    said = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
-    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    version = 0 if said.returncode or found is None else int(found[1])
+    printed = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
+    match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
+    version = 0 if printed.returncode or match is None else int(match[1])
     if version < JAVA_NEEDED:
         but = f"is Java {version}" if version else "does not run"
         raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} {but}", hint=hint)
@@ -47,9 +47,9 @@ def find_java(who: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The user's cache for programs: `slackwater` in XDG_CACHE_HOME, else in ~/.cache.
+    """Return the user's cache for programs: `slackwater` in XDG_CACHE_HOME, else in ~/.cache.
 
-    SLACKWATER_CACHE is no part of it: that is where SSTs are, which may be another disk for each app.
+    SLACKWATER_CACHE is ignored: it is the folder of SSTs, possibly on another disk for each app.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).absolute() if base else Path.home() / ".cache") / "slackwater"
@@ -57,18 +57,18 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """A program on Java and everything it runs on, as a Maven project lists it."""
+    """A program on Java with its dependencies, as listed in a Maven project."""
 
     name: str
-    """For people: `Kafka 4.1.0`."""
+    """Name for messages: `Kafka 4.1.0`."""
     folder_name: str
-    """In the cache: `kafka-4.1.0`."""
+    """Folder in the cache: `kafka-4.1.0`."""
     pom: Path
 
     def fetch(self, tell: Tell = quiet) -> Path:
-        """The folder that holds the jars, fetched if it is not there. Many processes may ask at once.
+        """Return the folder with the jars, after downloading them if needed. Safe for concurrent processes.
 
-        Raises `MissingTool` where there is no Maven to fetch them, and `SlackwaterError` where it could not.
+        Raises `MissingTool` if Maven is missing, and `SlackwaterError` if the download fails.
         """
         folder = cache_folder() / self.folder_name
         if not self._is_complete(folder):
@@ -80,7 +80,7 @@ class Jars:
         return folder
 
     def _is_complete(self, folder: Path) -> bool:
-        """The folder appears whole, by a rename; its copy of the list tells what it was made from."""
+        """Return True if the folder was downloaded from the current `pom.xml`, of which it has a copy."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
         return False
@@ -89,16 +89,24 @@ class Jars:
         maven = shutil.which("mvn")
         if maven is None:
             raise MissingTool(
-                f"{self.name} is to be fetched with Maven, and there is no mvn on PATH",
+                f"Maven is needed to fetch {self.name}, and there is no mvn on PATH",
                 hint="install Maven (package: maven), and run this again; it is needed only once",
             )
         tell(f"fetching {self.name} with Maven, once, into {folder}")
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
-            made = Path(scratch) / "jars"
-            made.mkdir()
-            shutil.copyfile(self.pom, made / "pom.xml")
-            command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={made}")
-            code, failure = _run(command, made, lambda number: tell(f"fetching {self.name} with Maven: {number} files"))
+            jars_folder = Path(scratch) / "jars"
+            jars_folder.mkdir()
+            shutil.copyfile(self.pom, jars_folder / "pom.xml")
+            command = (
+                maven,
+                "-B",
+                "-Dstyle.color=never",
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={jars_folder}",
+            )
+            code, failure = _run(
+                command, jars_folder, lambda number: tell(f"fetching {self.name} with Maven: {number} files")
+            )
             if code:
                 raise SlackwaterError(
                     f"Maven could not fetch {self.name}: {failure or f'it ended with exit code {code}'}",
@@ -107,12 +115,12 @@ class Jars:
                 )
             if folder.exists():
                 shutil.rmtree(folder)
-            made.rename(folder)
+            jars_folder.rename(folder)
 
 
 def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) -> tuple[int, str]:
-    """Run Maven, telling how many files are there; its exit code, and the first error that it prints."""
-    failure, num_files, told_s = "", 0, time.monotonic()
+    """Run Maven, reporting the number of files; return its exit code, and the first error that it prints."""
+    failure, num_files, reported_s = "", 0, time.monotonic()
     silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(
         command, cwd=folder, stdin=silent, stdout=output, stderr=errors, text=True, errors="replace"
@@ -121,8 +129,8 @@ def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) ->
             for line in process.stdout or ():
                 if "Downloaded from" in line:
                     num_files += 1
-                    if time.monotonic() - told_s > _EVERY_S:
-                        told_s = time.monotonic()
+                    if time.monotonic() - reported_s > _EVERY_S:
+                        reported_s = time.monotonic()
                         tell(num_files)
                 elif line.startswith("[ERROR]"):
                     failure = failure or line.removeprefix("[ERROR]").strip()

@@ -1,4 +1,4 @@
-"""A server on Java that we run ourselves, for development, the demo and tests: start, wait, stop, kill, release."""
+"""Base class of Java servers for development, the demo and tests: start, wait, stop, kill, release."""
 
 import time
 from abc import ABC, abstractmethod
@@ -13,13 +13,13 @@ from .process import SupervisedProcess, last_words, logged
 START_PATIENCE_S = 60.0
 _POLL_S = 0.05
 _MOST_MOVES = 5
-"""Ports that one start loses to others before it gives up."""
+"""Maximum number of port changes in one start."""
 _TAKEN = "Address already in use"
-"""What Java says where it cannot listen."""
+"""Java's message if it cannot listen."""
 
 JVM_FLAGS = (
-    # The server shares a small machine with Spark. The quick compiler alone saves 40 % of a start's CPU time
-    # (1.8 s instead of 2.9 s for Kafka), and the broker still takes 300 MB/s.
+    # The server shares a small machine with Spark. Using only the first compiler tier saves 40 % of a start's CPU time
+    # (1.8 s instead of 2.9 s for Kafka), and the broker still handles 300 MB/s.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-XX:+ExitOnOutOfMemoryError",
@@ -28,29 +28,29 @@ JVM_FLAGS = (
 
 
 class EmbeddedServer(ABC):
-    """One server in one folder, on a port of 127.0.0.1 that stays the same when it is started again.
+    """A server in a folder, on a port of 127.0.0.1 that stays the same after a restart.
 
-    As a context manager it is killed at the end, which is quick and loses nothing that it has acknowledged. Unless
-    released, it never outlives this process, even if that is killed.
+    As a context manager, it is killed at the end, which is quick and loses no acknowledged data. Unless released, it
+    ends with this process, even if that is killed.
     """
 
     name: ClassVar[str]
-    """For people: `Kafka`."""
+    """Name for messages: `Kafka`."""
     jars: ClassVar[Jars]
     heap: ClassVar[str]
-    """As `-Xmx` takes it."""
+    """Value of `-Xmx`."""
 
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
-        """Nothing is started yet. `folder` is for all of the server's data and settings, and made when it is needed.
+        """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
-        `port` is a free one when it is None, and another one where somebody else takes that before the server has it;
-        output is appended to `log`, `server.log` in the folder when it is None; `tell` takes a line when something
-        takes long, such as the download at the first start of all.
+        `port` None selects a free port, and another one if that is taken before the server listens. Output is appended
+        to `log`, default `server.log` in the folder. `tell` receives progress messages, such as of the download at the
+        first start.
         """
         self.folder = folder.absolute()
         self.port = ports.choose() if port is None else port
         self.may_move = port is None
-        """Whether another port will do where somebody else has taken this one meanwhile; not once it has answered."""
+        """True if the port may change when taken by another program; False once the server has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
         self._tell = tell
         self._process: SupervisedProcess | None = None
@@ -58,35 +58,35 @@ class EmbeddedServer(ABC):
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """Address as `host:port`."""
         return f"{ports.HOST}:{self.port}"
 
     @property
     def mark(self) -> str:
-        """The argument that tells the server's process from any other."""
+        """Process argument that identifies the server's process."""
         return f"-Dslackwater.server={self.folder}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, None while it is not ours."""
+        """Process id of the server; None unless this object started it and has not released it."""
         return self._process.pid if self._process else None
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether this server does its work at this moment, whoever started it.
+        """Return True if this server is working now, whoever started it.
 
-        Another one that answers on its port is not this one.
+        False if another server answers on its port.
         """
 
     @abstractmethod
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
-        """Write what the server needs into the folder; returns its main class with arguments."""
+        """Write the server's files into the folder; return its main class with arguments."""
 
     def start(self) -> None:
-        """Start the server and wait until it answers. After an error nothing runs.
+        """Start the server and wait until it answers. After an error, no server runs.
 
-        Raises `Refused` where the port is taken, `Unavailable` where the server ended while starting or did not answer
-        within a minute, `SlackwaterError` where its folder could not be prepared, and as `find_java` and `Jars.fetch`.
+        Raises `Refused` if the port is taken, `Unavailable` if the server ended while starting or did not answer within
+        a minute, `SlackwaterError` if its folder could not be prepared, and the errors of `find_java` and `Jars.fetch`.
         """
         try:
             self.launch()
@@ -96,13 +96,13 @@ class EmbeddedServer(ABC):
             raise
 
     def launch(self) -> None:
-        """The first half of `start`: returns when the server's process runs."""
+        """Start the server's process without waiting for an answer: the first half of `start`."""
         if self._process is not None and self._process.ended() is None:
             return
         self.kill()
         java = find_java(self.name)
         classpath = f"{self.jars.fetch(self._tell)}/*"
-        if not ports.is_free(self.port) and not self._moved():
+        if not ports.is_free(self.port) and not self._change_port():
             raise Refused(
                 f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
@@ -116,13 +116,13 @@ class EmbeddedServer(ABC):
         self._process = SupervisedProcess(argv, folder=self.folder, log=self.log)
 
     def wait(self) -> None:
-        """The second half of `start`: returns when the server answers, on another port where it had to move."""
+        """Wait until the server answers, possibly on another port: the second half of `start`."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not launched")
         deadline, moves = time.monotonic() + START_PATIENCE_S, 0
         while self._process.ended() is not None or not self.answers():
             if (code := self._process.ended(_POLL_S)) is not None:
-                if moves < _MOST_MOVES and self._lost_a_port():
+                if moves < _MOST_MOVES and self._has_lost_port():
                     moves += 1
                     self.launch()
                     continue
@@ -131,33 +131,33 @@ class EmbeddedServer(ABC):
                 raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")
         self.may_move = False
 
-    def _lost_a_port(self) -> bool:
-        """Whether the server ended because somebody else had a port that it wanted, its own or a further one."""
+    def _has_lost_port(self) -> bool:
+        """Return True if the server ended because a port that it needs was taken."""
         return not ports.is_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
-    def _moved(self) -> bool:
-        """Choose another port in place of one that is taken, where that is allowed."""
+    def _change_port(self) -> bool:
+        """Choose another port if the current one is taken and may change. Returns True if it may."""
         if self.may_move:
-            taken, self.port = self.port, ports.choose()
-            self._tell(f"port {taken} was taken meanwhile: {self.name} goes to port {self.port}")
+            old_port, self.port = self.port, ports.choose()
+            self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
         return self.may_move
 
     def kill(self) -> None:
-        """End the server at once, as a crash would (SIGKILL), and wait until it is gone."""
+        """Kill the server as a crash would (SIGKILL), and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def release(self) -> None:
-        """Let the server live on when this process ends; from here on it is not ours to stop."""
+        """Let the server outlive this process; afterwards this object can no longer stop it."""
         if self._process is not None:
             self._process.release()
             self._process = None
 
     def _failed(self, kind: type[SlackwaterError], message: str) -> SlackwaterError:
-        words = last_words(self.log, self._log_start)
-        said = "; the last lines of its log:" if words else ", and it logged nothing"
-        return kind(f"{message}{said}", quoted=words, hint=f"the whole log is in {self.log}")
+        log_lines = last_words(self.log, self._log_start)
+        suffix = "; the last lines of its log:" if log_lines else ", and it logged nothing"
+        return kind(f"{message}{suffix}", quoted=log_lines, hint=f"the whole log is in {self.log}")
 
     def __enter__(self) -> Self:
         self.start()

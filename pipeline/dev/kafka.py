@@ -1,4 +1,4 @@
-"""A Kafka broker of one node for development, the demo and tests: KRaft, controller and broker in one JVM."""
+"""Single-node Kafka broker for development, the demo and tests: KRaft, controller and broker in one JVM."""
 
 import base64
 import re
@@ -58,9 +58,9 @@ _PREPARED = "meta.properties"
 
 
 class EmbeddedKafka(EmbeddedServer):
-    """`with EmbeddedKafka(folder) as broker:` and clients go to `broker.bootstrap`.
+    """A Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`, with clients at `broker.bootstrap`.
 
-    `kill` and `start` again are a crash and a recovery: same port, same data, and some 3 s until it answers.
+    `kill` and another `start` simulate a crash and recovery: same port, same data, about 3 s until it answers.
     """
 
     name: ClassVar[str] = "Kafka"
@@ -69,11 +69,11 @@ class EmbeddedKafka(EmbeddedServer):
 
     @property
     def bootstrap(self) -> str:
-        """What clients take as `bootstrap.servers`."""
+        """Value of `bootstrap.servers` for clients."""
         return self.address
 
     def answers(self) -> bool:
-        """Whether the broker of this folder lists its topics, and each of their partitions has a leader."""
+        """Return True if the broker of this folder lists its topics and each partition has a leader."""
         cluster = self._cluster_id()
         if not cluster or not ports.is_open(self.port):
             return False
@@ -88,24 +88,24 @@ class EmbeddedKafka(EmbeddedServer):
             return False
         if listed.cluster_id != cluster:
             return False
-        partitions = (each for topic in listed.topics.values() for each in topic.partitions.values())
+        partitions = (partition for topic in listed.topics.values() for partition in topic.partitions.values())
         return bool(listed.brokers) and all(partition.leader >= 0 for partition in partitions)
 
     def _cluster_id(self) -> str:
-        """The id of the cluster in the folder; empty where there is none yet."""
+        """Return the id of the cluster in the folder; empty before the first start."""
         with suppress(FileNotFoundError):
-            found = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _PREPARED).read_text(), re.MULTILINE)
-            return found[1].strip().replace("\\", "") if found else ""
+            match = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _PREPARED).read_text(), re.MULTILINE)
+            return match[1].strip().replace("\\", "") if match else ""
         return ""
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
-        # Nobody but the broker talks to its controller, so that port may be another one each time.
+        # Only the broker connects to its controller, so that port may change with each start.
         text = _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose())
         settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / _PREPARED).exists():
-            # 22 characters of base64 that never start with a dash, which would look like an option.
+            # 22 characters of base64 that never start with a dash, which would be parsed as an option.
             cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
             tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")
             command = (*tool, "--cluster-id", cluster, "--config", settings.name)

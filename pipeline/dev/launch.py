@@ -1,11 +1,11 @@
-"""Runs a server and ends it with us: a script of its own, between this process and the server.
+"""Script between this process and a server: runs the server and kills it when this process ends.
 
-It prints the server's process id, and then waits for a byte from standard input, which lets the server live on by
-itself. When that pipe breaks before, because whoever started the server has died in whatever way, the server is killed.
-A JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's
-thread; a pipe works everywhere. As the server's parent, this process can never signal a stranger that got the same id.
+It prints the server's process id and then waits for a byte from standard input, which releases the server. If that pipe
+breaks first, because the starter of the server has died in any way, the server is killed. A JVM cannot watch its parent
+itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the parent's thread; a pipe works everywhere. As
+the server's parent, this process cannot signal an unrelated process with a reused id.
 
-Only the standard library's lightest modules: it starts with `python -I -S`.
+Imports only light modules of the standard library: it starts with `python -I -S`.
 """
 
 import os
@@ -15,13 +15,13 @@ import threading
 
 
 def main() -> None:
-    """Run the command in our arguments until it ends, and exit as it does."""
+    """Run the command in the arguments until it ends, and exit with its code."""
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
     sys.stdout.write(f"{server.pid}\n")
     sys.stdout.flush()
     threading.Thread(target=_obey, args=(server,), daemon=True).start()
     code = server.wait()
-    # Not sys.exit: the other thread may be in the middle of a read, which must not hold us up.
+    # Not sys.exit, which would wait for the other thread's read.
     os._exit(code if code >= 0 else 128 - code)
 
 

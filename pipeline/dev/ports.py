@@ -1,4 +1,4 @@
-"""Ports of this machine for servers that only this machine may reach."""
+"""Choice of ports for servers on the loopback interface."""
 
 import secrets
 import socket
@@ -15,19 +15,19 @@ _TRIES = 100
 
 
 def is_open(port: int) -> bool:
-    """Whether something listens there."""
+    """Return True if a server listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there."""
-    # Asked as well, because some systems let one address be taken from a server that listens on all of them.
+    """Return True if a server could listen on the port."""
+    # Checked as well, because some systems allow binding to one address while a server listens on all addresses.
     if is_open(port):
         return False
     with socket.socket() as probe:
-        # As servers do it: connections that are still being wound up are not in the way.
+        # As servers do: ignore connections in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -37,7 +37,7 @@ def is_free(port: int) -> bool:
 
 
 def choose(*preferred: int) -> int:
-    """The first of the preferred ports that is free, else any free one. Raises `Unavailable` when none was found."""
+    """Return the first preferred port that is free, else any free one. Raises `Unavailable` if none is found."""
     for port in preferred:
         if is_free(port):
             return port

@@ -1,8 +1,8 @@
-"""An S3 server for development, the demo and tests: s3proxy on a folder, with one bucket in it.
+"""S3 server for development, the demo and tests: s3proxy on a folder, with one bucket.
 
-Chosen because it keeps objects on disk as they are, needs nothing that Kafka does not need, and does `If-None-Match: *`
-with link(2), so that of any number of writers exactly one wins. While an object is being written, a listing also shows
-`<key>-<uuid>`; what a crash leaves of those goes at the next start.
+Chosen because it stores objects as plain files, has no requirements beyond Kafka's, and implements `If-None-Match: *`
+with link(2), so that exactly one of concurrent writers wins. While an object is being written, a listing also shows
+`<key>-<uuid>`; such leftovers of a crash are removed at the next start.
 """
 
 import hmac
@@ -21,9 +21,9 @@ from .jvm_server import EmbeddedServer
 
 BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
-"""The only credentials that the server takes."""
+"""The only credentials that the server accepts."""
 _MARKS = "slackwater-dev"
-"""A bucket with one object, which no other folder's server has."""
+"""Bucket with a single object, whose name is unique to the server's folder."""
 
 _SETTINGS = """\
 s3proxy.endpoint=http://{host}:{port}
@@ -38,7 +38,7 @@ _TIMEOUT_S = 2.0
 
 
 class EmbeddedS3(EmbeddedServer):
-    """`with EmbeddedS3(folder) as bucket:`; in `bucket.environment`, `bucket.store_root` is a store."""
+    """An S3 server in a folder: `with EmbeddedS3(folder) as bucket:`; `bucket.store_root` is the store root."""
 
     name: ClassVar[str] = "S3"
     jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("s3-pom.xml"))
@@ -46,12 +46,12 @@ class EmbeddedS3(EmbeddedServer):
 
     @property
     def endpoint(self) -> str:
-        """The URL that S3 clients take as their endpoint."""
+        """Endpoint URL for S3 clients."""
         return f"http://{self.address}"
 
     @property
     def store_root(self) -> str:
-        """The store root that is the whole bucket."""
+        """Store root that is the whole bucket."""
         return f"s3://{BUCKET}/"
 
     @property
@@ -65,20 +65,20 @@ class EmbeddedS3(EmbeddedServer):
         }
 
     def answers(self) -> bool:
-        """Whether the bucket can be listed, and the folder's own mark is on the server."""
-        mark = self._mark()
+        """Return True if the bucket can be listed and the server has the folder's own mark."""
+        mark_name = self._mark_name()
         return (
-            bool(mark)
-            and self._gives(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
-            and (self._gives(f"/{_MARKS}/{mark}", mark.encode()))
+            bool(mark_name)
+            and self._returns(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
+            and (self._returns(f"/{_MARKS}/{mark_name}", mark_name.encode()))
         )
 
-    def _gives(self, path: str, expected: bytes) -> bool:
-        """Whether the server answers with something that holds these bytes."""
-        # Signed as AWS did first, which needs no more than this: boto3 takes long to import.
+    def _returns(self, path: str, expected: bytes) -> bool:
+        """Return True if the server's response contains these bytes."""
+        # AWS's first signature version needs only these lines; importing boto3 is slow.
         date = formatdate(usegmt=True)
-        said = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
-        signature = b64encode(hmac.digest(SECRET_KEY.encode(), said.encode(), "sha1")).decode()
+        signed_text = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
+        signature = b64encode(hmac.digest(SECRET_KEY.encode(), signed_text.encode(), "sha1")).decode()
         connection = http.client.HTTPConnection(ports.HOST, self.port, timeout=_TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Date": date, "Authorization": f"AWS {ACCESS_KEY}:{signature}"})
@@ -89,8 +89,8 @@ class EmbeddedS3(EmbeddedServer):
         finally:
             connection.close()
 
-    def _mark(self) -> str:
-        """The name of the object by which this folder's server is told from another; empty before the first start."""
+    def _mark_name(self) -> str:
+        """Return the name of the object that identifies this folder's server; empty before the first start."""
         marks = self.folder / "objects" / _MARKS
         return next((path.name for path in sorted(marks.glob("*"))), "")
 
@@ -101,16 +101,16 @@ class EmbeddedS3(EmbeddedServer):
             encoding="ascii",
         )
         objects = self.folder / "objects"
-        # A bucket is a folder.
+        # s3proxy stores a bucket as a folder.
         for bucket in (BUCKET, _MARKS):
             (objects / bucket).mkdir(parents=True, exist_ok=True)
-        if not self._mark():
-            mark = uuid.uuid4().hex
-            (objects / _MARKS / mark).write_text(mark, encoding="ascii")
+        if not self._mark_name():
+            mark_name = uuid.uuid4().hex
+            (objects / _MARKS / mark_name).write_text(mark_name, encoding="ascii")
         for path in objects.rglob("*-*-*-*-*"):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
         logging = Path(__file__).with_name("s3-logback.xml")
-        # The folder is a setting as well, but the file could not say every path; a relative one breaks listings.
+        # Passed as a flag because the properties file cannot encode every path, and a relative path breaks listings.
         flags = (f"-Dlogback.configurationFile={logging}", f"-Djclouds.filesystem.basedir={objects}", "-cp", classpath)
         return (*flags, "org.gaul.s3proxy.Main", "--properties", settings.name)

@@ -1,7 +1,7 @@
-"""The servers of a folder, for development: Kafka and S3 as background processes that outlive the command.
+"""Development servers of a folder: Kafka and S3 as background processes that outlive the command.
 
-Under the folder (`.slackwater`): `kafka/` and `s3/` hold the data; `dev/` holds what is known of the
-processes (`kafka.json`, `s3.json`), their logs, the lock, and `env.sh`, which a shell can source.
+Under the folder (`.slackwater`): `kafka/` and `s3/` hold the data; `dev/` holds the records of the processes
+(`kafka.json`, `s3.json`), their logs, the lock, and `env.sh`, which a shell can source.
 """
 
 import os
@@ -34,17 +34,17 @@ KAFKA_PORT = 9092
 S3_PORT = 9000
 
 State = Literal["running", "silent", "stopped"]
-"""`silent` is a process that runs and does not answer: it is starting, or something is wrong with it."""
+"""`silent` is a process that runs and does not answer: it is starting, or has a problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server as it is at this moment."""
+    """Current status of a server."""
 
     name: str
     state: State
     address: str
-    """Where it listens, or listened last; empty if it never did."""
+    """Current or last address; empty before the first start."""
     pid: int | None
     started_ms: int | None
     data: str
@@ -55,14 +55,14 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """Something that a purge deletes."""
+    """A folder that a purge deletes."""
 
     path: str
     bytes: int
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """What is known of a server between two commands. `pid` is 0 once it was stopped; the port is kept."""
+    """Stored record of a server. `pid` is 0 after a stop; the port is kept."""
 
     pid: int
     mark: str
@@ -71,30 +71,30 @@ class _Memory(msgspec.Struct, frozen=True):
 
 
 class DevServers:
-    """Kafka and S3 of one folder. Every method is safe against others at the same time, in any process."""
+    """Kafka and S3 of a folder. All methods are safe for concurrent use by threads and processes."""
 
     def __init__(self, folder: Path, *, tell: Tell = quiet) -> None:
-        """`folder` is made when a server is first started; `tell` takes a line when something takes long."""
+        """Configure the servers of `folder`, which is created at the first start; `tell` receives progress messages."""
         self.folder = folder.absolute()
         self._control = self.folder / "dev"
         self._tell = tell
 
     @property
     def env_file(self) -> Path:
-        """A shell script that sets `environment()`, written by `up`."""
+        """Shell script that sets `environment()`, written by `up`."""
         return self._control / "env.sh"
 
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
-        """Start whichever server does not run, and wait until both answer. Returns the names of what it started.
+        """Start the servers that do not run, and wait until both answer. Returns the names of those started.
 
-        Without a port a server listens where it did last, else on its usual port, else on any free one, also where
-        somebody else takes the port while it starts. After an error
-        or Ctrl-C, what this call started is stopped again. Raises `Refused` where a port is taken, a server runs on
-        another port than the one asked for, or the folder cannot be written, and as `EmbeddedServer.start`.
+        Without a port, a server uses its last port, else its usual one, else any free one, also if another program
+        takes the port during the start. After an error or Ctrl-C, the servers started by this call are stopped. Raises
+        `Refused` if a port is taken, if a server already runs on another port than requested, or if the folder cannot
+        be written, and the errors of `EmbeddedServer.start`.
         """
         try:
             self._control.mkdir(parents=True, exist_ok=True)
-            # What is kept here is nobody's source.
+            # The folder is not part of a repository.
             (self.folder / _IGNORE).write_text("*\n", encoding="ascii")
         except OSError as error:
             hint = "name another one with --folder"
@@ -110,7 +110,7 @@ class DevServers:
                 for server in both:
                     if server in new:
                         server.wait()
-                        # It may be on another port, in another process.
+                        # The server may have moved to another port, in a new process.
                         self._remember(server, server.pid or 0)
                     else:
                         self._await(server)
@@ -121,93 +121,93 @@ class DevServers:
             except BaseException:
                 for server in new:
                     server.kill()
-                # One or both may have been let go already.
+                # Servers that were already released are found by their records.
                 self._stop(new, 0)
                 raise
         return tuple(server.name for server in new)
 
     def down(self) -> tuple[str, ...]:
-        """Stop both servers and wait until they are gone; the data stays. Returns the names of those that ran."""
+        """Stop both servers and wait until they have ended; the data is kept. Returns the names of those that ran."""
         if not self._control.exists():
             return ()
         with self._locked():
             return self._stop(self._servers())
 
     def purge(self) -> tuple[Purged, ...]:
-        """Stop both servers, and delete their data and everything that is known of them. Returns what was deleted."""
+        """Stop both servers, and delete their data and records. Returns the deleted folders."""
         if not self.folder.exists():
             return ()
         self._control.mkdir(exist_ok=True)
         with self._locked():
             self._stop(self._servers())
             deleted = self.purgeable()
-            for each in deleted:
-                shutil.rmtree(each.path)
+            for purged in deleted:
+                shutil.rmtree(purged.path)
         if [path.name for path in self.folder.iterdir()] == [_IGNORE]:
             shutil.rmtree(self.folder)
         return deleted
 
     def purgeable(self) -> tuple[Purged, ...]:
-        """What `purge` would delete."""
+        """Return the folders that `purge` would delete."""
         folders = (*(server.folder for server in self._servers()), self._control)
         return tuple(Purged(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
 
     def status(self) -> tuple[ServerStatus, ...]:
-        """Both servers as they are."""
-        found = []
+        """Return the current status of both servers."""
+        statuses = []
         for server in self._servers():
             memory = self._running(server)
             state: State = "stopped" if memory is None else "running" if server.answers() else "silent"
             address, data = server.address if server.port else "", server.folder
             pid, started_ms = (memory.pid, memory.started_ms) if memory else (None, None)
             size, log = _size_bytes(data), str(server.log)
-            found.append(ServerStatus(server.name, state, address, pid, started_ms, str(data), size, log))
-        return tuple(found)
+            statuses.append(ServerStatus(server.name, state, address, pid, started_ms, str(data), size, log))
+        return tuple(statuses)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables with which slackwater, and any AWS client, uses the servers that are up."""
+        """Return environment variables with which slackwater, and any AWS client, uses the running servers."""
         kafka, bucket = self._servers()
         return {"SLACKWATER_STORE": bucket.store_root, "SLACKWATER_KAFKA": kafka.bootstrap, **bucket.environment}
 
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
-        """Both as they are remembered, on port 0 where nothing is."""
-        return self._known(EmbeddedKafka), self._known(EmbeddedS3)
+        """Return both servers with their recorded ports, 0 if none is recorded."""
+        return self._recorded(EmbeddedKafka), self._recorded(EmbeddedS3)
 
-    def _known(self, kind: type[_Server], port: int = 0) -> _Server:
+    def _recorded(self, kind: type[_Server], port: int = 0) -> _Server:
         key = kind.name.lower()
         if not port and (memory := self._memory(key)):
             port = memory.port
         return kind(self.folder / key, port=port, log=self._control / f"{key}.log", tell=self._tell)
 
     def _at(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
-        """The server where it runs, or where it shall run."""
-        known = self._known(kind)
-        if self._running(known):
-            if port not in (None, known.port):
+        """Return the server on the port where it runs, or should run. Raises `Refused` if the port is taken."""
+        recorded = self._recorded(kind)
+        if self._running(recorded):
+            if port not in (None, recorded.port):
                 raise Refused(
-                    f"{known.name} runs already, on port {known.port} and not on {port}",
+                    f"{recorded.name} runs already, on port {recorded.port} and not on {port}",
                     hint="leave the port out to keep it, or stop it first with `slackwater dev down`",
                 )
-            return known
+            return recorded
         if port is None:
-            port = ports.choose(*filter(None, (known.port, usual_port)))
-            server = self._known(kind, port)
+            port = ports.choose(*filter(None, (recorded.port, usual_port)))
+            server = self._recorded(kind, port)
             server.may_move = True
             return server
         if not ports.is_free(port):
             raise Refused(
-                f"{known.name} cannot listen on port {port} of {ports.HOST}: it is taken",
-                hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",
+                f"{recorded.name} cannot listen on port {port} of {ports.HOST}: it is taken",
+                hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
             )
-        return self._known(kind, port)
+        return self._recorded(kind, port)
 
     def _running(self, server: EmbeddedServer) -> _Memory | None:
-        """What is remembered of the server if its process is there."""
+        """Return the record of the server if its process runs."""
         memory = self._memory(server.folder.name)
         return memory if memory and process.find(memory.pid, memory.mark) else None
 
     def _await(self, server: EmbeddedServer) -> None:
-        """Wait for a server that runs already: it may just have been started."""
+        """Wait until a running server, possibly just started by another process, answers."""
         deadline = time.monotonic() + START_PATIENCE_S
         while not server.answers():
             running = self._running(server)
@@ -215,8 +215,8 @@ class DevServers:
                 raise Unavailable(
                     f"{server.name} runs on port {server.port} and does not answer"
                     if running
-                    else f"{server.name} ended while it was waited for",
-                    hint=f"`slackwater dev down` and `up` start it anew; its log is {server.log}",
+                    else f"{server.name} ended before it answered",
+                    hint=f"restart it: `slackwater dev down`, then `slackwater dev up`; its log is {server.log}",
                 )
             time.sleep(_POLL_S)
 
@@ -246,14 +246,14 @@ class DevServers:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace the file as a whole, so that nobody ever reads half of it."""
+    """Replace a file atomically."""
     scratch = path.with_name(f"{path.name}.new")
     scratch.write_bytes(data)
     scratch.replace(path)
 
 
 def _size_bytes(folder: Path) -> int:
-    """Disk space that the folder's files take; some may come and go meanwhile."""
+    """Return the disk space of the folder's files, some of which may disappear meanwhile."""
     total = 0
     for parent, _folders, names in os.walk(folder):
         for name in names:

@@ -1,5 +1,4 @@
-"""Kafka: the seam (`protocol`, `open`), by librdkafka and in memory; messages on the wire, groups, channels.
+"""Kafka: its interface (`protocol`, `open`), implementations by librdkafka and in memory, encodings, groups, channels.
 
-`librdkafka`, `clients` and `transactions` import confluent-kafka, and nothing else does, beside the servers for
-development.
+Only `librdkafka`, `clients` and `transactions` import confluent-kafka, apart from the servers for development.
 """

@@ -1,9 +1,8 @@
-"""Kafka with an app's input archive behind it: what the archive has is read there, and nobody knows which answered.
+"""A Kafka that also reads an app's input archive, so that readers need not know where a record is stored.
 
-Who reads the past asks the archive first: it has columns, where Kafka has records, and its reading is no load on
-Kafka's brokers. Who reads on asks Kafka first, and the archive for what Kafka has lost. Where a topic was deleted and
-made anew under its name, its offsets name other records: then the archive, which knows the topic's id, alone answers
-for the past.
+Reads of the past try the archive first: an archive has columns, and costs the brokers nothing. Other reads try Kafka
+first, and the archive for deleted records. If a topic was deleted and created again, its offsets name other records:
+then only the archive, which knows the topic's id, is read for the past.
 """
 
 from __future__ import annotations
@@ -22,27 +21,29 @@ from .protocol import Kafka, Message, Offsets, Properties, Record, Transactions,
 
 _CHUNK = 10_000
 _LOST = "gone from Kafka"
-_ANOTHER = "of a topic that was deleted and made anew since"
+_ANOTHER = "of a topic that was deleted and created again since"
 
 
 def archived(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
-    """Kafka as the past of an app is read: with its archives, and of those that it came from, behind it."""
+    """Return a Kafka that reads an app's past from its archives, and from those of the apps it was cloned from."""
     return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedKafka:
-    """See the Protocol, and the module. It writes to Kafka alone."""
+    """Implements `Kafka`; reads archives as well, and writes to Kafka only."""
 
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     of_past: bool = True
-    """Whether the archive is asked first, and a topic's id looked at before it is read, as offsets of the past may be
-    those of an earlier topic; else only where Kafka has not all of a range."""
+    """True to read archives first and to check the topic's id, since old offsets may be an earlier topic's.
+
+    False reads archives only where Kafka lacks a part of the range.
+    """
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Those of an archive that its messages have, `offset` always: who needs no others reads it in half the time."""
+    """Archive columns that messages carry, always with `offset`. Fewer columns halve the read time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Topics' ids, of those that have archives, or whose offsets are those of a topic of a certain id."""
+    """Cached ids of Kafka's topics."""
 
     @property
     def properties(self) -> Properties:
@@ -56,29 +57,29 @@ class ArchivedKafka:
         return self.kafka.partition_counts(timeout_s=timeout_s)
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """As Kafka's; the earliest is where the archive begins, if it has all from there on that Kafka has not."""
-        found = self.kafka.state(topic, timeout_s=timeout_s)
-        archive = self._archive(topic) if any(found.earliest) else None
+        """Return a topic's state, with the archive's first offset as the earliest if archive and Kafka leave no gap."""
+        current = self.kafka.state(topic, timeout_s=timeout_s)
+        archive = self._archive(topic) if any(current.earliest) else None
         if archive is None or self._is_other(topic, archive):
-            return found
-        earliest = tuple(archive.reaches_back(partition, first) for partition, first in enumerate(found.earliest))
-        return found._replace(earliest=earliest)
+            return current
+        earliest = tuple(archive.reaches_back(partition, first) for partition, first in enumerate(current.earliest))
+        return current._replace(earliest=earliest)
 
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
         return self.state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        found, (earliest, _) = self.kafka.offsets_since(topic, times_ms), self.kafka.offsets(topic)
+        offsets, (earliest, _) = self.kafka.offsets_since(topic, times_ms), self.kafka.offsets(topic)
         archive = self._archive(topic) if any(earliest) else None
         if archive is None or self._is_other(topic, archive):
-            return found
+            return offsets
         return tuple(
-            archive.first_since(partition, archive.reaches_back(partition, first), first, time_ms, at)
-            for partition, (at, first, time_ms) in enumerate(zip(found, earliest, times_ms, strict=True))
+            archive.first_since(partition, archive.reaches_back(partition, first), first, time_ms, offset)
+            for partition, (offset, first, time_ms) in enumerate(zip(offsets, earliest, times_ms, strict=True))
         )
 
     def kept(self, topic: str, topic_id: str, ends: Offsets) -> Offsets:
-        """From where on archives have all up to these offsets of a topic that Kafka has no more; empty for nothing."""
+        """Return, by partition, the first offset from which archives hold all records up to `ends`; empty if none."""
         archive = self._archive(topic, topic_id)
         if archive is None or (is_known(topic_id) and archive.topic_id != topic_id):
             return ()
@@ -121,34 +122,34 @@ class ArchivedKafka:
         gone: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        """See the Protocol. Of a topic that is not there any more, what archives have of it is read."""
+        """Yield messages from archives and Kafka. A deleted topic is read from archives only."""
         archive = self._archive(topic, topic_id) if self.of_past else None
         if is_known(topic_id) and are_two(topic_id, self._id(topic)):
             if archive is None or archive.topic_id != topic_id:
                 raise another_read(topic, topic_id, self._id(topic))
-            yield from self._of_archive(archive, Extent(partition, start, end), gone, _ANOTHER)
+            yield from self._read_archive(archive, Extent(partition, start, end), gone, _ANOTHER)
             return
         if archive is not None:
-            if why := self._no_topic(topic, archive):
-                yield from self._of_archive(archive, Extent(partition, start, end), gone, why)
+            if reason := self._why_archive_only(topic, archive):
+                yield from self._read_archive(archive, Extent(partition, start, end), gone, reason)
                 return
             for part in common((Extent(partition, start, end),), archive.covered(partition)):
-                yield from self._of_kafka(topic, partition, start, part.first, patience_s, gone)
+                yield from self._read_kafka(topic, partition, start, part.first, patience_s, gone)
                 start = part.first
                 try:
-                    for messages in self._of_archive(archive, part, gone, _LOST):
+                    for messages in self._read_archive(archive, part, gone, _LOST):
                         yield messages
                         start = messages[-1].offset() + 1
                 except Corruption:
-                    # Kafka may have what is damaged here; where it has not, this is raised there.
-                    yield from self._of_kafka(topic, partition, start, part.end, patience_s, gone)
+                    # Kafka may still have the records of a damaged archive file; if not, `_read_kafka` raises.
+                    yield from self._read_kafka(topic, partition, start, part.end, patience_s, gone)
                 start = part.end
-        yield from self._of_kafka(topic, partition, start, end, patience_s, gone)
+        yield from self._read_kafka(topic, partition, start, end, patience_s, gone)
 
-    def _of_kafka(
+    def _read_kafka(
         self, topic: str, partition: int, at: int, end: int, patience_s: float, gone: list[Gone] | None
     ) -> Iterator[Sequence[Message]]:
-        """What Kafka has of a range, and for what it has lost the archive."""
+        """Yield a range from Kafka, and from the archive what Kafka has deleted."""
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
@@ -156,26 +157,26 @@ class ArchivedKafka:
                     yield messages
                 return
             except Refused as error:
-                until, archive = self._begins(topic, partition, end, error), self._archive(topic)
-                if until > at and archive is not None and not self._is_other(topic, archive):
-                    yield from self._of_archive(archive, Extent(partition, at, until), gone, _LOST)
+                first_in_kafka, archive = self._first_in_kafka(topic, partition, end, error), self._archive(topic)
+                if first_in_kafka > at and archive is not None and not self._is_other(topic, archive):
+                    yield from self._read_archive(archive, Extent(partition, at, first_in_kafka), gone, _LOST)
                 elif gone is not None and isinstance(error, Gone):
                     gone.append(error)
                 else:
                     raise
-                at = max(at, until)
+                at = max(at, first_in_kafka)
 
-    def _of_archive(
-        self, archive: TopicArchives, wanted: Extent, gone: list[Gone] | None, why: str
+    def _read_archive(
+        self, archive: TopicArchives, extent: Extent, gone: list[Gone] | None, reason: str
     ) -> Iterator[Sequence[Message]]:
-        """What archives have of a range. Raises `Gone` behind what is before a gap, unless there is a list for it."""
-        partition, first, end = wanted.partition, wanted.first, wanted.end
-        lacking = archive.lacks(partition, first, end)
-        errors = [archive.gap(each, why) for each in lacking]
+        """Yield a range from archives. A gap ends it with `Gone`, unless a list `gone` takes the error."""
+        partition, first, end = extent.partition, extent.first, extent.end
+        gaps = archive.lacks(partition, first, end)
+        errors = [archive.gap(gap, reason) for gap in gaps]
         if gone is not None:
             gone += errors
-        elif lacking:
-            end = lacking[0].first
+        elif gaps:
+            end = gaps[0].first
         for records in archive.rows(partition, first, end, self.columns):
             for at in range(0, records.num_rows, _CHUNK):
                 yield ArchivedMessages(records.slice(at, _CHUNK))
@@ -197,34 +198,34 @@ class ArchivedKafka:
         self.kafka.delete_groups(groups)
 
     def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
-        """What archives have of the topic of this id; by default of Kafka's, or of the last one that was archived.
+        """Return the archives of the topic with this id, by default of Kafka's topic or the last archived one.
 
-        No request to Kafka where they have nothing.
+        No request to Kafka if nothing is archived under the name.
         """
-        wanted = topic_id if is_known(topic_id) else ""
-        found = self.archives.of(topic, wanted)
-        archive = found.of_topic(wanted or self._id(topic)) if found else None
-        return None if archive is None or (wanted and archive.topic_id not in ("", wanted)) else archive
+        expected_id = topic_id if is_known(topic_id) else ""
+        archives = self.archives.of(topic, expected_id)
+        archive = archives.of_topic(expected_id or self._id(topic)) if archives else None
+        return None if archive is None or (expected_id and archive.topic_id not in ("", expected_id)) else archive
 
     def _id(self, topic: str) -> str:
-        """The id of Kafka's topic, asked for once."""
+        """Return the id of Kafka's topic, cached."""
         if topic not in self._ids:
             self._ids[topic] = self.kafka.topic_id(topic)
         return self._ids[topic]
 
-    def _no_topic(self, topic: str, archive: TopicArchives) -> str:
-        """Why Kafka is not to be asked for records of the past; empty where it is."""
+    def _why_archive_only(self, topic: str, archive: TopicArchives) -> str:
+        """Return the reason why Kafka cannot have records of the past; empty if it can."""
         if self._is_other(topic, archive):
             return _ANOTHER
-        # For one that is not there a client might wait.
+        # Reading a missing topic could block until the client's timeout.
         return "" if self._id(topic) or topic in self.partition_counts() else _LOST
 
     def _is_other(self, topic: str, archive: TopicArchives) -> bool:
-        """Whether Kafka's topic is another one than that of the archive."""
+        """Return True if Kafka's topic is not the archived one."""
         return are_two(archive.topic_id, self._id(topic))
 
-    def _begins(self, topic: str, partition: int, end: int, error: Refused) -> int:
-        """The first offset that Kafka has, at most the end, where it refused to read; raises what else was wrong."""
+    def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
+        """Return Kafka's first offset, at most `end`, after a refused read; re-raise errors other than `Gone`."""
         if self.kafka.partition_counts().get(topic, 0) <= partition:
             return end
         if not isinstance(error, Gone):

@@ -1,8 +1,8 @@
-"""Questions of other rooms to Kafka: offsets, records in flight, copies of them; consumer groups that show the lag.
+"""Kafka operations for `snapshot` and `operations`: offsets, in-flight records, and consumer groups that show lag.
 
-Kafka's own tools show by consumer groups how far an app has read. Nothing here reads them back: the manifests say where
-a stage goes on. But whoever watches a cluster looks at lag by group, so each stage has one, `slackwater-<app>-<stage>`,
-and its offsets follow the stage's commits.
+Kafka's own tools show by consumer group how far an app has read. slackwater never reads these offsets back, since
+manifests hold the stages' positions. For monitoring, each stage has a group, `slackwater-<app>-<stage>`, whose offsets
+follow the stage's commits.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from .open import end_offsets
 from .protocol import FOR_EVER, Kafka, Offsets, another_read
 
 _GAPS = 4
-"""So many offsets are read for each record at first: some are marks of transactions, or were compacted away."""
+"""Offsets that are read for each wanted record at first: some hold transaction markers or were compacted away."""
 _STATE_S = 5.0
-"""For one topic's id and offsets."""
+"""Timeout of a request for one topic's id and offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """The topics of a Kafka, as `snapshot` and `operations` ask for them (`snapshot.cut.kafka_topics.Topics`)."""
+    """Implements `snapshot.cut.kafka_topics.Topics` on a Kafka cluster."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
-    """How long the broker may be away."""
+    """Maximum time that the broker may be unavailable."""
 
     def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
-        """The same, with what Kafka has lost of this app's input read from its archive."""
+        """Return a copy that reads this app's input from its archive if Kafka has deleted the records."""
         return replace(self, kafka=archived(self.kafka, store, app))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        now = self.kafka.state(topic)
-        if are_two(topic_id, now.id):
-            raise another_read(topic, topic_id, now.id)
-        if len(now.ends) != len(offsets):
+        current = self.kafka.state(topic)
+        if are_two(topic_id, current.id):
+            raise another_read(topic, topic_id, current.id)
+        if len(current.ends) != len(offsets):
             raise Refused(
-                f"topic {topic!r} has {len(now.ends)} partitions; the source has read {len(offsets)}",
+                f"topic {topic!r} has {len(current.ends)} partitions; the source has read {len(offsets)}",
                 hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
             )
         outside = [
-            f"{topic}[{partition}] is read from {at}, but holds {first}..{end}"
-            for partition, (at, first, end) in enumerate(zip(offsets, now.earliest, now.ends, strict=True))
-            if not first <= at <= end
+            f"{topic}[{partition}] would be read from offset {offset}, but Kafka has {first} to {end}"
+            for partition, (offset, first, end) in enumerate(zip(offsets, current.earliest, current.ends, strict=True))
+            if not first <= offset <= end
         ]
         if outside:
             raise Refused("; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has")
 
     def state(self, topic: str, /) -> TopicState | None:
-        """A topic as Kafka has it, or None when there is no such topic."""
+        """Return a topic's id and offsets, or None if the topic does not exist."""
         try:
             return self.kafka.state(topic, timeout_s=_STATE_S)
         except NotFound:
             return None
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
+        """Return the end offset of each partition, or None if the topic does not exist."""
         return end_offsets(self.kafka, topic)
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
         ends = self.kafka.offsets(topic)[1]
-        found = self.kafka.offsets_since(topic, [time_ms] * len(ends))
-        return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
+        offsets = self.kafka.offsets_since(topic, [time_ms] * len(ends))
+        return tuple(end if offset < 0 else offset for offset, end in zip(offsets, ends, strict=True))
 
     def topic_id(self, topic: str, /) -> str:
         return self.kafka.topic_id(topic)
@@ -89,17 +89,19 @@ class KafkaChannels:
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def held(self) -> RemainingOf:
-        """What is left of the topics of inputs. Kafka is asked once for each topic."""
+        """Return a function that tells which records of an input's topic still exist. Requests are cached by topic."""
         state = cache(self.state)
 
         def held_of(source: Input) -> Remaining:
-            now = state(source.topic)
-            is_another = now is not None and are_two(source.topic_id, now.id)
-            if now is not None and not is_another:
-                return Remaining(now.earliest)
+            current = state(source.topic)
+            is_another = current is not None and are_two(source.topic_id, current.id)
+            if current is not None and not is_another:
+                return Remaining(current.earliest)
             kafka = self.kafka
-            kept = kafka.kept(source.topic, source.topic_id, source.offsets) if isinstance(kafka, ArchivedKafka) else ()
-            return Remaining(kept, is_another)
+            earliest_archived = (
+                kafka.kept(source.topic, source.topic_id, source.offsets) if isinstance(kafka, ArchivedKafka) else ()
+            )
+            return Remaining(earliest_archived, is_another)
 
         return held_of
 
@@ -110,7 +112,7 @@ class KafkaChannels:
             return None
 
     def retention_ms(self, topic: str, /) -> int | None:
-        """How long a topic keeps records, -1 for ever; None where nobody says."""
+        """Return `retention.ms` of a topic, -1 for unlimited; None if unknown."""
         return self.kafka.retention_ms(topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
@@ -132,8 +134,8 @@ class KafkaChannels:
 
     def internal(self, topic: str, /) -> tuple[int, str]:
         self.kafka.create_topics({topic: 1}, config=FOR_EVER)
-        now = self.kafka.state(topic)
-        return now.ends[0], now.id
+        current = self.kafka.state(topic)
+        return current.ends[0], current.id
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         earliest, ends = self.kafka.offsets(topic)
@@ -143,38 +145,38 @@ class KafkaChannels:
         return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
 
     def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        first, reach = self.kafka.offsets(topic)[0][partition], _GAPS * count
+        first, span = self.kafka.offsets(topic)[0][partition], _GAPS * count
         while True:
-            start = max(first, offset - reach)
-            found = tuple(self.anchors(topic, partition, start, offset)) if start < offset else ()
-            if len(found) >= count or start <= first:
-                return found[-count:]
-            reach *= 8
+            start = max(first, offset - span)
+            anchors = tuple(self.anchors(topic, partition, start, offset)) if start < offset else ()
+            if len(anchors) >= count or start <= first:
+                return anchors[-count:]
+            span *= 8
 
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
         for messages in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s, gone=[]):
             yield from map(anchor, messages)
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
-        about = offset_syncs(alias)
-        found: dict[int, list[Sync]] = {}
-        now = self.state(about)
-        for start, end in zip(now.earliest, now.ends, strict=True) if now is not None else ():
-            for messages in self.kafka.read(about, 0, start, end, patience_s=self.patience_s, gone=[]):
+        syncs_topic = offset_syncs(alias)
+        syncs: dict[int, list[Sync]] = {}
+        current = self.state(syncs_topic)
+        for start, end in zip(current.earliest, current.ends, strict=True) if current is not None else ():
+            for messages in self.kafka.read(syncs_topic, 0, start, end, patience_s=self.patience_s, gone=[]):
                 for message in messages:
-                    if (one := offset_sync(message.key(), message.value())) is not None and one[0] == topic:
-                        found.setdefault(one[1], []).append(one[2])
-        return found
+                    if (sync := offset_sync(message.key(), message.value())) is not None and sync[0] == topic:
+                        syncs.setdefault(sync[1], []).append(sync[2])
+        return syncs
 
     def copy(
-        self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
+        self, in_flight: InFlight, topic: str, app: str, /, captured: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.kafka.create_topics({topic: len(in_flight.ends)})
         starts = self.kafka.offsets(topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
-        # A chunk at a time: what is in flight need not fit into memory.
-        for messages in self._messages(in_flight) if kept is None else map(_to_same_partitions, kept):
+        # Copy chunk by chunk, since in-flight records may not fit into memory.
+        for messages in self._messages(in_flight) if captured is None else map(_to_same_partitions, captured):
             sent = send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
@@ -190,25 +192,23 @@ class KafkaChannels:
 
 
 def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Captured rows as messages to the partitions they came from."""
+    """Encode captured rows as messages to the partitions that they came from."""
     return split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy())
 
 
 def group_of(app: str, stage: str) -> str:
-    """The consumer group of a stage."""
     return f"slackwater-{app}-{stage}"
 
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Announces the stages' positions now and then; nobody waits for it."""
+    """Commits the stages' offsets to their consumer groups, without waiting."""
 
     kafka: Kafka
     app: str
     _announced: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
 
     def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
-        """Announce the stages whose offsets have moved."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
                 self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)

@@ -1,4 +1,4 @@
-"""Messages of users' topics as columns: those of Structured Streaming's Kafka source, and of archives, and back."""
+"""Messages of users' topics as Arrow columns, in the layout of Spark's Kafka source or of archives, and back."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ SOURCE = pa.schema(
         "timestampType": pa.int32(),
     }
 )
-"""The columns of Structured Streaming's Kafka source, in its order. With its option `includeHeaders`, `headers` too."""
+"""Columns of Structured Streaming's Kafka source, in order. Its option `includeHeaders` adds `headers`."""
 
 
 class Columns:
-    """Columns of messages of one partition, at least one, each made once, and only when it is asked for."""
+    """Columns of one or more messages of one partition, each built on first use."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
-        self._made: dict[str, pa.Array] = {}
+        self._built: dict[str, pa.Array] = {}
         if isinstance(messages, ArchivedMessages):
             columns = zip(messages.records.column_names, messages.records.columns, strict=True)
-            self._made = {name: column.combine_chunks() for name, column in columns}
+            self._built = {name: column.combine_chunks() for name, column in columns}
 
     def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> pa.RecordBatch:
-        """Those of a schema, which is `SOURCE` or that with `headers`: a row for each message.
+        """Return one row per message with the columns of a schema: `SOURCE`, or that with `headers`.
 
-        Those that are not among the `needed`, where these are said, are null: what they take is a third of reading.
+        Columns outside `needed` are null, unless that is None: building them takes a third of a read's time.
         """
         count = len(self._messages)
         columns = [
-            self._get(each.name).cast(each.type)
-            if needed is None or each.name in needed
-            else pa.nulls(count, each.type)
-            for each in schema
+            self._get(field.name).cast(field.type)
+            if needed is None or field.name in needed
+            else pa.nulls(count, field.type)
+            for field in schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Columns:
-        """Of some of the messages, at least one."""
+        """Return the columns of some of the messages, at least one."""
         if isinstance(self._messages, ArchivedMessages):
             return Columns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
         return Columns([self._messages[row] for row in rows.tolist()])
 
     def records(self) -> pa.RecordBatch:
-        """All of them, as an archive has them."""
+        """Return all columns of an archive."""
         return self.of(SCHEMA)
 
     def of(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Those of some columns of an archive."""
+        """Return the archive columns that a schema names."""
         return pa.RecordBatch.from_arrays([self._get(name) for name in schema.names], schema=schema)
 
     def _get(self, name: str) -> pa.Array:
-        if name not in self._made:
-            made: Callable[[], pa.Array] = getattr(self, f"_{name}")
-            self._made[name] = made()
-        return self._made[name]
+        if name not in self._built:
+            build: Callable[[], pa.Array] = getattr(self, f"_{name}")
+            self._built[name] = build()
+        return self._built[name]
 
     def _key(self) -> pa.Array:
         return pa.array([message.key() for message in self._messages], pa.binary())
@@ -84,29 +84,35 @@ class Columns:
 
     def _offset(self) -> pa.Array:
         count, first = len(self._messages), self._messages[0].offset()
-        if self._messages[-1].offset() - first == count - 1:  # as in a topic without transactions and compaction
+        if self._messages[-1].offset() - first == count - 1:  # no gaps: no transactions and no compaction
             return pa.array(np.arange(first, first + count, dtype=np.int64))
         return pa.array([message.offset() for message in self._messages], pa.int64())
 
     def _timestamp(self) -> pa.Array:
         kinds, times = zip(*[message.timestamp() for message in self._messages], strict=True)
-        # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
-        self._made["timestampType"] = pa.array([kind - 1 for kind in kinds], pa.int32())
+        # librdkafka's kinds start with "not available" = 0, those of Kafka and Spark with CreateTime = 0.
+        self._built["timestampType"] = pa.array([kind - 1 for kind in kinds], pa.int32())
         return pa.array(times, TIME)
 
     def _timestampType(self) -> pa.Array:  # noqa: N802  the column's name
         self._get("timestamp")
-        return self._made["timestampType"]
+        return self._built["timestampType"]
 
     def _headers(self) -> pa.Array:
-        found = [message.headers() for message in self._messages]
-        if not any(found):
-            return pa.nulls(len(found), HEADERS)
-        return pa.array([[{"key": n, "value": v} for n, v in each] if each else None for each in found], HEADERS)
+        message_headers = [message.headers() for message in self._messages]
+        if not any(message_headers):
+            return pa.nulls(len(message_headers), HEADERS)
+        return pa.array(
+            [
+                [{"key": name, "value": value} for name, value in headers] if headers else None
+                for headers in message_headers
+            ],
+            HEADERS,
+        )
 
 
 class ArchivedMessage:
-    """A record of an archive, read as from Kafka."""
+    """One archived record with the interface of a Kafka message."""
 
     __slots__ = ("_records", "_row")
 
@@ -123,19 +129,19 @@ class ArchivedMessage:
         return int(self._of("offset"))
 
     def key(self) -> bytes | None:
-        found: bytes | None = self._of("key")
-        return found
+        key: bytes | None = self._of("key")
+        return key
 
     def value(self) -> bytes | None:
-        found: bytes | None = self._of("value")
-        return found
+        value: bytes | None = self._of("value")
+        return value
 
     def headers(self) -> Headers | None:
-        found = self._records["headers"][self._row].as_py()
-        return found and [(each["key"], each["value"]) for each in found]
+        headers = self._records["headers"][self._row].as_py()
+        return headers and [(header["key"], header["value"]) for header in headers]
 
     def timestamp(self) -> tuple[int, int]:
-        # As librdkafka counts kinds.
+        # librdkafka's kinds are Kafka's plus one.
         return int(self._of("timestampType")) + 1, int(self._records["timestamp"][self._row].value)
 
     def _of(self, column: str) -> Any:
@@ -143,25 +149,25 @@ class ArchivedMessage:
 
 
 class ArchivedMessages(Sequence[Message]):
-    """Records of an archive, read as from Kafka. Whoever wants columns gets them without making a message of each."""
+    """Archived records as a sequence of messages. `Columns` takes their columns without building messages."""
 
     def __init__(self, records: pa.Table) -> None:
         self.records = records
-        """In the columns of `archive.columns.SCHEMA`."""
+        """Rows with the columns of `archive.columns.SCHEMA`."""
 
     def __len__(self) -> int:
         return int(self.records.num_rows)
 
     @overload
-    def __getitem__(self, at: int) -> Message: ...
+    def __getitem__(self, index: int) -> Message: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Message]: ...
-    def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(at)
-        return ArchivedMessage(self.records, at % len(self))
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return ArchivedMessage(self.records, index % len(self))
 
     def __iter__(self) -> Iterator[Message]:
         return (ArchivedMessage(self.records, row) for row in range(len(self)))

@@ -1,9 +1,9 @@
-"""What a replica and a recovery read of Kafka: records by which a place is found again, and where a mirror has them.
+"""Records that failover reads from Kafka: anchors, which identify a record, and MirrorMaker's offset syncs.
 
-MirrorMaker 2 writes down, now and then, which offset a record has on both sides, in a compacted topic of one partition,
+MirrorMaker 2 writes, now and then, which offset a record has in both clusters, to a compacted topic with one partition,
 `mm2-offset-syncs.<cluster>.internal` (KIP-382; `OffsetSync` of Apache Kafka's connect/mirror). Key: the topic, a string
-with its length in two bytes, and the partition, four. Value: the offset there and the offset here, eight bytes each.
-All of it is big-endian, and without a version.
+with its length in two bytes, and the partition, four. Value: the source's offset and the mirror's, eight bytes each.
+All numbers are big-endian, and there is no version.
 """
 
 import struct
@@ -14,11 +14,11 @@ from ...snapshot.cut.replicas import Anchor
 from .protocol import Message
 
 Sync = tuple[int, int]
-"""An offset of the topic, and that of the same record in its mirror."""
+"""An offset of the source topic, and the offset of the same record in the mirror."""
 
 
 def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
-    """Topic, partition, and the offset of one record on both sides; None for what is something else."""
+    """Parse an offset sync to topic, partition and offset pair; None for any other record."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
     (length,) = struct.unpack_from(">h", key)
@@ -29,12 +29,16 @@ def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync]
     except UnicodeDecodeError:
         return None
     (partition,) = struct.unpack_from(">i", key, 2 + length)
-    there, here = struct.unpack(">qq", value)
-    return (topic, partition, (there, here)) if min(partition, there, here) >= 0 else None
+    source_offset, mirror_offset = struct.unpack(">qq", value)
+    return (
+        (topic, partition, (source_offset, mirror_offset))
+        if min(partition, source_offset, mirror_offset) >= 0
+        else None
+    )
 
 
 def anchor(message: Message) -> Anchor:
-    """A record by its offset, time and digest."""
+    """Return a record's offset, time and digest."""
     key, value = message.key(), message.value()
     digest = xxhash.xxh3_128()
     for part in (key, value):

@@ -1,7 +1,7 @@
-"""Kafka in memory: for tests and for trying things; what a cluster promises, for one process.
+"""An in-memory Kafka for tests and experiments in one process.
 
-Not as on a cluster: nobody is refused for want of a right, retention takes nothing by itself, records may be of any
-size, and a transaction may be open for any time.
+Unlike a cluster: there are no ACLs, retention deletes nothing, records may have any size, and transactions never
+time out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CREATE_TIME = 1
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A record at its place, which is a topic, a partition and an offset."""
+    """A record and its topic, partition and offset."""
 
     _at: tuple[str, int, int]
     _record: Record
@@ -70,39 +70,38 @@ class _Message:
 
 @dataclass(slots=True)
 class _Partition:
-    """The log of one partition: a list of what was appended, of which the first `start` are gone."""
+    """The log of one partition; records before `start` are deleted."""
 
     start: int = 0
     log: list[_Message | None] = field(default_factory=list)
-    """None is the mark of a transaction's end, which nobody reads."""
+    """None is a transaction marker."""
     epoch: int = 0
-    """The leader epoch."""
 
 
 class MemoryKafka:
-    """Topics and groups of this process, gone with it. Safe to use from many threads."""
+    """An in-memory Kafka, which ends with its process. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.groups: dict[str, dict[tuple[str, int], tuple[int, str]]] = {}
-        """What groups have committed: offset and text, by topic and partition."""
+        """Committed offset and text of each consumer group, by topic and partition."""
         self._topics: dict[str, list[_Partition]] = {}
         self._retention_ms: dict[str, int] = {}
-        """What topics say; nothing goes by itself."""
+        """The topics' `retention.ms`, which deletes nothing here."""
         self._max_bytes: dict[str, int] = {}
         self._ids: dict[str, str] = {}
         self.gives_ids = True
-        """False imitates brokers from before topics had ids."""
+        """False imitates brokers without topic ids."""
         self.states_asked = 0
-        """How often a topic's state was asked for."""
+        """Number of calls of `state`."""
         self._producers: dict[str, object] = {}
-        """Who may write, by transactional id."""
+        """Token of the current producer, by transactional id."""
         self._lock = Lock()
 
     @staticmethod
     @cache
     def named(address: str) -> MemoryKafka:
-        """The one at this address: `memory://` and a name, empty when it is first asked for."""
+        """Return this process's Kafka at an address, `memory://NAME`; creates an empty one on first use."""
         return MemoryKafka(address)
 
     @property
@@ -121,8 +120,8 @@ class MemoryKafka:
         self.states_asked += 1
         with self._lock:
             partitions = self._partitions(topic)
-            starts, ends = tuple(each.start for each in partitions), tuple(len(each.log) for each in partitions)
-            topic_id = self._ids[topic] if self.gives_ids else id_of_epochs([each.epoch for each in partitions])
+            starts, ends = tuple(part.start for part in partitions), tuple(len(part.log) for part in partitions)
+            topic_id = self._ids[topic] if self.gives_ids else id_of_epochs([part.epoch for part in partitions])
             return TopicState(starts, ends, topic_id)
 
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
@@ -130,8 +129,8 @@ class MemoryKafka:
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return tuple(
-            next((one.offset() for one in each.log[each.start :] if one and one.timestamp()[1] >= at), -1)
-            for at, each in zip(times_ms, self._partitions(topic), strict=True)
+            next((entry.offset() for entry in part.log[part.start :] if entry and entry.timestamp()[1] >= ms), -1)
+            for ms, part in zip(times_ms, self._partitions(topic), strict=True)
         )
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -153,13 +152,12 @@ class MemoryKafka:
                     self._max_bytes[name] = int((config or {}).get("max.message.bytes", MESSAGE_BYTES))
 
     def elect(self, topic: str) -> None:
-        """Have other brokers lead a topic's partitions."""
+        """Imitate a leader election of all partitions of a topic."""
         with self._lock:
-            for each in self._partitions(topic):
-                each.epoch += 1
+            for partition in self._partitions(topic):
+                partition.epoch += 1
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Give a topic more partitions, up to `count`."""
         partitions = self._partitions(topic)
         with self._lock:
             partitions += [_Partition() for _ in range(count - len(partitions))]
@@ -172,10 +170,10 @@ class MemoryKafka:
         return ()
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        for each in self._topics.get(topic, ())[partition : partition + 1]:
+        for partition_log in self._topics.get(topic, ())[partition : partition + 1]:
             with self._lock:
-                if each.start < offset <= len(each.log):
-                    each.start = offset
+                if partition_log.start < offset <= len(partition_log.log):
+                    partition_log.start = offset
 
     def retention_ms(self, topic: str) -> int | None:
         return self._retention_ms.get(topic) if topic in self._topics else None
@@ -201,31 +199,31 @@ class MemoryKafka:
         at, patience = start, patience_with(self, patience_s)
         while at < end:
             try:
-                place = self._topics[topic][partition]
+                partition_log = self._topics[topic][partition]
             except (KeyError, IndexError):
                 raise Refused(f"{topic}[{partition}] cannot be read: there is no such partition") from None
             with self._lock:
-                first, last = place.start, len(place.log)
-                found = place.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
+                first, last = partition_log.start, len(partition_log.log)
+                messages_and_markers = partition_log.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
             if at < first or at > last:
                 error = gone_error(topic, partition, at, first, end)
                 if gone is None or at > last:
                     raise error
                 gone.append(error)
-            at = max(at, first) + len(found)
-            if messages := [message for message in found if message is not None]:
+            at = max(at, first) + len(messages_and_markers)
+            if messages := [message for message in messages_and_markers if message is not None]:
                 yield messages
-            elif at < end and not found:
+            elif at < end and not messages_and_markers:
                 patience.waited()
                 time.sleep(_LOOK_S)
 
     def read_all(
         self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
     ) -> tuple[list[Sequence[_Message]], list[Gone]]:
-        """What `read` gives, and what is gone, at once: for another process."""
+        """Return what `read` yields, and the errors for deleted ranges, in one call for a remote process."""
         gone: list[Gone] = []
-        where = topic, partition, start, end
-        chunks = self.read(*where, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
+        arguments = topic, partition, start, end
+        chunks = self.read(*arguments, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
         return list(chunks), gone
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
@@ -242,8 +240,8 @@ class MemoryKafka:
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         with self._lock:
             for topic, offsets in positions.items():
-                places = {(topic, partition): (offset, "") for partition, offset in enumerate(offsets)}
-                self.groups.setdefault(group, {}).update(places)
+                committed = {(topic, partition): (offset, "") for partition, offset in enumerate(offsets)}
+                self.groups.setdefault(group, {}).update(committed)
 
     def delete_groups(self, groups: Collection[str]) -> None:
         with self._lock:
@@ -257,23 +255,23 @@ class MemoryKafka:
             raise NotFound("Kafka topic", topic, self._topics) from None
 
     def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
-        """Append records while the lock is held; with `marked`, a transaction's mark behind them."""
+        """Append records, and a transaction marker if `marked`, while the caller holds the lock."""
         partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
         for record in records:
             by_key = crc32(record.key or b"") % len(partitions)
-            number = by_key if record.partition is None else record.partition
-            log = partitions[number].log
+            partition = by_key if record.partition is None else record.partition
+            log = partitions[partition].log
             log.append(
-                _Message((topic, number, len(log)), record, now_ms if record.time_ms is None else record.time_ms)
+                _Message((topic, partition, len(log)), record, now_ms if record.time_ms is None else record.time_ms)
             )
-            ends[number] = len(log)
-        for number in ends if marked else ():
-            partitions[number].log.append(None)
+            ends[partition] = len(log)
+        for partition in ends if marked else ():
+            partitions[partition].log.append(None)
         return ends
 
 
 class MemoryTransactions:
-    """See the Protocol. What is written lies here until it is committed."""
+    """Implements `Transactions` in memory. Records are buffered until the commit."""
 
     def __init__(self, kafka: MemoryKafka, settings: TransactionSettings) -> None:
         self._kafka, self._id, self._topic = kafka, settings.transactional_id, settings.topic
@@ -295,8 +293,8 @@ class MemoryTransactions:
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
         self._check()
-        for key, value, named in zip(keys, values, headers or [()] * len(keys), strict=True):
-            self._written.append(Record(value, None, key, named))
+        for key, value, record_headers in zip(keys, values, headers or [()] * len(keys), strict=True):
+            self._written.append(Record(value, None, key, record_headers))
 
     def commit(self, offset: int, text: str) -> None:
         with self._kafka._lock:
@@ -312,6 +310,6 @@ class MemoryTransactions:
 
     def _check(self) -> None:
         if self._turn is None:
-            raise Broken("it is not open")
+            raise Broken("the producer is closed")
         if self._kafka._producers[self._id] is not self._turn:
             raise Overtaken("another producer has this transactional id")

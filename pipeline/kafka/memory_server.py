@@ -1,6 +1,6 @@
-"""Kafka in memory for other processes of this machine: Spark's planners and workers read the topics of a test.
+"""A server that gives other processes of this machine access to a `MemoryKafka`: Spark's workers, in tests.
 
-Each of them has a connection, over which it calls the methods of that `MemoryKafka` by their names.
+Each client process has one connection and calls the methods of the `MemoryKafka` by name.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from .memory import MemoryKafka, MemoryTransactions
 from .protocol import Headers, Message, Offsets, Properties, Record, TransactionSettings
 
 PLACE = "memory.place"
-"""The property that says where such a Kafka is served: process, port and key."""
+"""The property with the server's address: process id, port and key."""
 _HOST = "127.0.0.1"
 
 
 @contextmanager
 def served(kafka: MemoryKafka) -> Iterator[Properties]:
-    """While this lasts, what `open_kafka` makes of these properties is this Kafka, in any process of this machine."""
+    """Serve this Kafka to other processes until the context ends. Yields properties for their `open_kafka`."""
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
-        words = listener, _Calls(kafka), closed
-        acceptor = threading.Thread(target=_accept, args=words, name="memory-kafka", daemon=True)
+        arguments = listener, _Calls(kafka), closed
+        acceptor = threading.Thread(target=_accept, args=arguments, name="memory-kafka", daemon=True)
         acceptor.start()
         try:
             yield {**kafka.properties, PLACE: f"{os.getpid()} {port} {key.hex()}"}
         finally:
             closed.set()
-            # Nothing else wakes who waits for a connection.
+            # `accept` has no timeout: connect once so that the thread sees `closed`.
             Client((_HOST, port), authkey=key).close()
             acceptor.join()
 
 
 def opened(properties: Properties) -> MemoryKafka | RemoteMemory:
-    """The Kafka of such properties: the one in this process, or a way to that of the process which serves it."""
+    """Return the Kafka with these properties: this process's instance, or a client of the process that serves it."""
     address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
     if not place or place.split()[0] == str(os.getpid()):
         return MemoryKafka.named(address)
@@ -54,28 +54,30 @@ def opened(properties: Properties) -> MemoryKafka | RemoteMemory:
 
 @lru_cache(maxsize=2)
 def _remote(_pid: int, address: str, place: str) -> RemoteMemory:
-    # Spark forks its workers: each has a connection of its own.
+    # Spark forks its workers; the process id in the cache key gives each worker its own connection.
     return RemoteMemory(address, place)
 
 
 class _Calls:
-    """What is called: the Kafka, as 0, and the transactions that were made of it."""
+    """Objects whose methods remote clients call: the Kafka as number 0, then the transactions made from it."""
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._objects: dict[int, MemoryKafka | MemoryTransactions] = {0: kafka}
         self._numbers = count(1)
 
-    def answer(self, number: int, method: str, words: tuple[Any, ...], named: dict[str, Any]) -> tuple[str, Any]:
-        """How it ended, and with what."""
+    def answer(
+        self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[str, Any]:
+        """Call a method. Return ("returned", value), ("made", number of the new transactions) or ("raised", error)."""
         try:
-            found = getattr(self._objects[number], method)(*words, **named)
+            result = getattr(self._objects[number], method)(*positional, **keywords)
         except Exception as error:
             return "raised", error
-        if isinstance(found, MemoryTransactions):
-            made = next(self._numbers)
-            self._objects[made] = found
-            return "made", made
-        return "returned", found
+        if isinstance(result, MemoryTransactions):
+            new_number = next(self._numbers)
+            self._objects[new_number] = result
+            return "made", new_number
+        return "returned", result
 
 
 def _accept(listener: Listener, calls: _Calls, closed: threading.Event) -> None:
@@ -83,7 +85,7 @@ def _accept(listener: Listener, calls: _Calls, closed: threading.Event) -> None:
         try:
             connection = listener.accept()
         except (AuthenticationError, EOFError, OSError):
-            continue  # a stranger, who does not know the key
+            continue  # a client without the key
         if closed.is_set():
             connection.close()
             return
@@ -97,7 +99,7 @@ def _serve(connection: Connection[Any, Any], calls: _Calls) -> None:
 
 
 class RemoteMemory:
-    """A `MemoryKafka` of another process. Safe to use from many threads."""
+    """A client of another process's `MemoryKafka`. Thread-safe."""
 
     def __init__(self, address: str, place: str) -> None:
         self.address, self._place = address, place
@@ -161,10 +163,10 @@ class RemoteMemory:
         gone: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        where = topic, partition, start, end, patience_s
-        chunks, lost = self._call(0, "read_all", *where, lossy=gone is not None, topic_id=topic_id)
+        arguments = topic, partition, start, end, patience_s
+        chunks, gone_errors = self._call(0, "read_all", *arguments, lossy=gone is not None, topic_id=topic_id)
         if gone is not None:
-            gone += lost
+            gone += gone_errors
         yield from chunks
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
@@ -179,27 +181,27 @@ class RemoteMemory:
     def delete_groups(self, groups: Collection[str]) -> None:
         self._call(0, "delete_groups", list(groups))
 
-    def _call(self, number: int, method: str, *words: Any, **named: Any) -> Any:
+    def _call(self, number: int, method: str, *positional: Any, **keywords: Any) -> Any:
         with self._lock:
             try:
-                how, found = self._exchange((number, method, words, named))
+                outcome, result = self._exchange((number, method, positional, keywords))
             except (EOFError, OSError) as error:
                 self._connection = None
-                raise Unavailable(f"{self.name} has ended with the process in whose memory it was") from error
-        if how == "raised":
-            raise found
-        return found
+                raise Unavailable(f"{self.name} is gone: the process that held it in memory has ended") from error
+        if outcome == "raised":
+            raise result
+        return result
 
-    def _exchange(self, asked: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> tuple[str, Any]:
+    def _exchange(self, request: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> tuple[str, Any]:
         if self._connection is None:
             _pid, port, key = self._place.split()
             self._connection = Client((_HOST, int(port)), authkey=bytes.fromhex(key))
-        self._connection.send(asked)
+        self._connection.send(request)
         return cast("tuple[str, Any]", self._connection.recv())
 
 
 class RemoteTransactions:
-    """`MemoryTransactions` of another process."""
+    """A client of another process's `MemoryTransactions`."""
 
     def __init__(self, call: Callable[..., Any], number: int) -> None:
         self._call, self._number = call, number

@@ -1,7 +1,7 @@
-"""Messages of repartition topics, which are streams of one Arrow batch each, or markers.
+"""Encoding of messages of repartition topics: an Arrow stream with one batch, or a marker.
 
 Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
-Readers take the messages of the attempts that manifests name and pass over all others. A row's address is
+Readers keep the messages of the attempts that manifests name and skip all others. A row's address is
 `topic[partition]@offset+row`.
 """
 
@@ -27,7 +27,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def encode(rows: pa.RecordBatch) -> bytes:
-    """One message's value."""
+    """Return rows as a message's value, an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
         writer.write_batch(rows)
@@ -35,7 +35,7 @@ def encode(rows: pa.RecordBatch) -> bytes:
 
 
 class RowTooLarge(Exception):
-    """A row that no message has room for: the row, and the bytes that it takes."""
+    """A row exceeds the maximum size of a message. Holds the row and its encoded size in bytes."""
 
     def __init__(self, row: pa.RecordBatch, size: int) -> None:
         super().__init__(f"a row of {size:,} bytes")
@@ -55,9 +55,9 @@ def _encoded(rows: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
-    """Messages of at most a few hundred KB, as (partition, value), for rows and each one's partition.
+    """Yield (partition, value) messages of at most a few hundred KB, for rows and the partition of each row.
 
-    A message with a row that is larger may have `MOST_RECORD` bytes. Raises `RowTooLarge` for one beyond that.
+    A message that holds one larger row may have up to `MOST_RECORD` bytes. Raises `RowTooLarge` beyond that.
     """
     if rows.num_rows == 0:
         return
@@ -66,30 +66,31 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
     sorted_rows = rows.take(pa.array(order)).combine_chunks()
     per_row = max(1, sorted_rows.nbytes // rows.num_rows)
     step = int(max(1, min(_MESSAGE_ROWS, _MESSAGE_BYTES // per_row)))
-    at = 0
+    start = 0
     for partition, count in enumerate(counts.tolist()):
-        for first in range(at, at + count, step):
-            for batch in sorted_rows.slice(first, min(step, at + count - first)).to_batches():
+        for first in range(start, start + count, step):
+            for batch in sorted_rows.slice(first, min(step, start + count - first)).to_batches():
                 yield from ((partition, value) for value in _encoded(batch))
-        at += count
+        start += count
 
 
 def send(
     kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
-    """Write messages of ours, (partition, value) each. Returns and raises as `Kafka.send`.
+    """Write (partition, value) messages with slackwater's header. Return the end offset after them, by partition.
 
-    What did get written before an error nobody will read, as no manifest will name this attempt.
+    After an error, readers skip the messages already written, because no manifest names their attempt. Raises
+    `Refused`, `NotTaken` and `Unavailable`.
     """
     records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
 
 
 def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, patience_s: float) -> Offsets:
-    """Write a snapshot's marker to each partition, after all that the version wrote there; its offset in each.
+    """Write a snapshot's marker to each partition, after the version's own messages. Return the marker's offsets.
 
-    A marker counts when a manifest names its offset: that of a writer which fails before its commit is passed over.
-    Raises `Unavailable` when the broker has been away for longer than `patience_s`.
+    A marker counts only if a manifest names its offset, so markers of a writer that fails before its commit are
+    skipped. Raises `Unavailable` when the broker does not answer for longer than `patience_s`.
     """
     messages = [(partition, b"") for partition in range(partitions)]
     ends = send(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)
@@ -97,17 +98,17 @@ def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, pati
 
 
 def marker_header(snapshot: str) -> bytes:
-    """Header of the marker of a snapshot; its message has no value."""
+    """Return the header of a snapshot's marker. The marker's message has no value."""
     return f"{_MARKER}{snapshot}".encode()
 
 
 def marker_of(header: str) -> str:
-    """The snapshot whose marker has this header; empty when it is not a marker's."""
+    """Return the snapshot that a marker's header names; empty for the header of any other message."""
     return header.removeprefix(_MARKER) if header.startswith(_MARKER) else ""
 
 
 def header_of(message: Message) -> str:
-    """What the message says of itself; empty when it is not ours."""
+    """Return the value of a message's `slackwater` header; empty if the message has none."""
     for name, value in message.headers() or ():
         if name == HEADER and value is not None:
             return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -115,15 +116,15 @@ def header_of(message: Message) -> str:
 
 
 def of_attempts(messages: Iterable[Message], attempts: frozenset[str]) -> Iterator[Message]:
-    """Those of the messages that these attempts wrote."""
+    """Filter messages to those written by these attempts."""
     return (message for message in messages if header_of(message) in attempts)
 
 
 def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of the messages that these attempts wrote, in the columns of the schema.
+    """Yield the rows of the messages that these attempts wrote, in the columns of the schema.
 
-    Rows that were sent before a migration may lack columns, which are null then, or have further ones. Raises
-    `Corruption` for rows of which nobody knows how they fit.
+    Rows sent before a migration may lack columns, which become null, or have extra columns, which are dropped. Raises
+    `Corruption` for rows that cannot be converted to the schema.
     """
     for message in of_attempts(messages, attempts):
         for rows in _batches(message):
@@ -131,40 +132,39 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
                 yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
                 continue
             if not fits(rows.schema, schema):
-                sent, expected = (", ".join(f"{one.name} {one.type}" for one in each) for each in (rows.schema, schema))
+                sent, expected = (", ".join(f"{col.name} {col.type}" for col in kind) for kind in (rows.schema, schema))
                 raise Corruption(
                     f"message {_address(message)} has rows of ({sent}); expected ({expected})",
                     object_key=_address(message),
-                    hint="the stage that writes it was changed while records were in flight: run its old code until "
-                    "they are consumed, then the new",
+                    hint="the sending stage was changed while records were in flight: run its old code until they are "
+                    "consumed, then the new code",
                 )
-            there = set(rows.schema.names)
+            names = set(rows.schema.names)
             columns = [
-                rows.column(each.name).cast(each.type) if each.name in there else pa.nulls(rows.num_rows, each.type)
-                for each in schema
+                rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(rows.num_rows, field.type)
+                for field in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """The rows of the messages that these attempts wrote, each with its `ADDRESS`, in the columns that were sent.
+    """Yield the rows of the messages that these attempts wrote, as sent, with the `ADDRESS` columns added.
 
     Raises `Corruption`.
     """
     for message in of_attempts(messages, attempts):
         rows = rows_of(message)
-        place = (
+        address_columns = (
             pa.repeat(pa.scalar(message.partition(), pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(message.offset(), pa.int64()), rows.num_rows),
             pa.array(np.arange(rows.num_rows, dtype=np.int32)),
         )
-        for name, column in zip(ADDRESS, place, strict=True):
+        for name, column in zip(ADDRESS, address_columns, strict=True):
             rows = rows.append_column(name, column)
         yield rows
 
 
 def rows_of(message: Message) -> pa.Table:
-    """The rows of one message. Raises `Corruption`."""
     return pa.Table.from_batches(_batches(message))
 
 
@@ -180,20 +180,21 @@ def read_rows(
     patience_s: float,
     topic_id: str = "",
 ) -> Iterator[_Rows]:
-    """What `decoded` makes of the messages at offsets start to end - 1 of one partition of a repartition topic.
+    """Yield decoded rows of offsets start to end - 1 of one partition of a repartition topic.
 
-    `sent` is how many rows there must be, None where that is not known. With a `topic_id`, it must be that topic.
-    Raises `Corruption` where they are more or fewer, and as `Kafka.read`; what is gone does not matter where no row of
-    it was.
+    `decoded` converts a chunk of messages to batches. `sent` is the expected number of rows, None if unknown. With a
+    `topic_id`, the topic's id must match. Deleted offsets are accepted if all expected rows were read. Raises
+    `Corruption` if the number of rows differs, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read
+    fails.
     """
-    found = 0
+    num_rows = 0
     gone: list[Gone] = []
     where = (topic, partition, start, end)
     for chunk in kafka.read(*where, patience_s=patience_s, gone=None if sent is None else gone, topic_id=topic_id):
         for rows in decoded(chunk):
-            found += rows.num_rows
+            num_rows += rows.num_rows
             yield rows
-    check_count(*where, found, sent, gone)
+    check_count(*where, num_rows, sent, gone)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
@@ -202,7 +203,7 @@ def _batches(message: Message) -> list[pa.RecordBatch]:
         with pa.ipc.open_stream(message.value() or b"") as reader:
             batches = list(reader)
     except (pa.ArrowException, OSError) as error:
-        # Arrow reports a stream that was cut short as an error of I/O, also where there is no file.
+        # Arrow raises OSError for a truncated stream, even for one in memory.
         raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
     if not batches:
         raise Corruption(f"message {address} is an Arrow stream without a record batch", object_key=address)
@@ -214,20 +215,20 @@ def _address(message: Message) -> str:
 
 
 def check_count(
-    topic: str, partition: int, start: int, end: int, found: int, sent: int | None, gone: Sequence[Gone]
+    topic: str, partition: int, start: int, end: int, num_rows: int, sent: int | None, gone: Sequence[Gone]
 ) -> None:
-    """See that a range held as many rows as its writers' manifests say. Raises `Corruption`, or what is `gone`.
+    """Check that a range held as many rows as its writers' manifests say. Raises `Corruption`, or the last of `gone`.
 
-    Fewer are right where keys of them were forgotten.
+    Fewer rows are accepted if keys among them were forgotten.
     """
-    if sent is None or found == sent:
+    if sent is None or num_rows == sent:
         return
-    if lost := [each for each in gone if not isinstance(each, KeysForgotten)]:
-        raise lost[-1]
-    if not gone or found > sent:
+    if lost_ranges := [error for error in gone if not isinstance(error, KeysForgotten)]:
+        raise lost_ranges[-1]
+    if not gone or num_rows > sent:
         address = f"{topic}[{partition}]@{start}..{end}"
         raise Corruption(
-            f"{address} holds {found} rows of the attempts that count; their manifests say {sent}",
+            f"{address} holds {num_rows} rows of committed attempts, but the manifests say {sent}",
             object_key=address,
-            hint="was the topic written to by something else, or were records deleted from it?",
+            hint="did another program write to the topic, or delete records from it?",
         )

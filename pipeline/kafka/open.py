@@ -1,4 +1,4 @@
-"""Opening Kafka by its address, waiting until it answers, and where topics end."""
+"""Opening a Kafka cluster, waiting until it answers, and end offsets of topics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .protocol import Kafka, Offsets
 
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
-    """Kafka at `host:port`, or as librdkafka's client properties say; or, for tests, `memory://NAME` in this process.
+    """Open Kafka at `host:port` or with librdkafka's client properties; `memory://NAME` is an in-process one for tests.
 
     No request is made: see `wait_for`.
     """
@@ -24,22 +24,22 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
         from .memory_server import opened
 
         return opened(properties)
-    # Who asks nothing need not wait until librdkafka is loaded.
+    # Import late: loading librdkafka takes time, and many commands make no request to Kafka.
     from .librdkafka import LibrdKafka
 
     return LibrdKafka(properties)
 
 
 def in_memory(properties: Mapping[str, str]) -> bool:
-    """Whether it is a Kafka in the memory of a process."""
+    """Return True if the properties name an in-memory Kafka."""
     return properties["bootstrap.servers"].startswith("memory://")
 
 
 @contextmanager
 def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """While this lasts, properties by which other processes of this machine open the same Kafka.
+    """Yield properties by which other processes of this machine can open the same Kafka during the context.
 
-    Raises `Refused` where it is in the memory of this process and has no topic: nobody else can make one.
+    Raises `Refused` for an in-memory Kafka without topics, since other processes cannot create any.
     """
     if not in_memory(properties):
         yield properties
@@ -50,15 +50,16 @@ def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     kafka = MemoryKafka.named(properties["bootstrap.servers"])
     if not kafka.partition_counts():
         raise Refused(
-            f"{kafka.name} is in the memory of this process, which has made no topic there: nothing could be read",
-            hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) makes one; `slackwater dev up` starts a broker",
+            f"{kafka.name} is an in-memory Kafka of this process, and has no topic to read",
+            hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) creates one; "
+            "`slackwater dev up` starts a broker",
         )
     with served(kafka) as reachable:
         yield reachable
 
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:
-    """Return once the broker answers. Raises `Unavailable` after `patience_s`."""
+    """Wait until the broker answers. Raises `Unavailable` after `patience_s`."""
     patience = patience_with(kafka, patience_s)
     while True:
         try:
@@ -72,7 +73,7 @@ def wait_for(kafka: Kafka, patience_s: float) -> None:
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets | None:
-    """End offset of each partition, or None when there is no such topic. Raises `Refused`."""
+    """Return the end offset of each partition, or None if the topic does not exist. Raises `Refused`."""
     try:
         return kafka.offsets(topic, timeout_s=timeout_s)[1]
     except NotFound:
@@ -81,33 +82,33 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets |
 
 @dataclass(slots=True)
 class EndOffsets:
-    """Where topics end, each asked for once; after Kafka's first silence no more, as each question takes seconds."""
+    """Cached end offsets of topics. After Kafka's first timeout no more requests are made, since each takes seconds."""
 
     kafka: Kafka
     timeout_s: float = field(kw_only=True)
     silence: str = ""
-    """Why nothing more is known; empty while Kafka answers."""
+    """Error message of the first timeout; empty while Kafka answers."""
     another: dict[str, str] = field(default_factory=dict)
-    """By topic, why it is not the one that was read, of those that are another one or do not exist."""
-    _known: dict[str, TopicState] = field(default_factory=dict)
+    """By topic, the reason why the topic is missing or is not the one that was read."""
+    _states: dict[str, TopicState] = field(default_factory=dict)
 
     def __call__(self, source: Input) -> Offsets | None:
-        """End offset of each partition of an input's topic.
+        """Return the end offset of each partition of an input's topic.
 
-        None when it is not known, and where there is no such topic, or another one than was read.
+        None if unknown, if the topic does not exist, or if another topic now has its name.
         """
         topic = source.topic
-        if not (topic in self._known or topic in self.another or self.silence):
+        if not (topic in self._states or topic in self.another or self.silence):
             try:
-                self._known[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
+                self._states[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
             except NotFound:
                 self.another[topic] = f"topic {topic!r} does not exist"
             except SlackwaterError as error:
                 self.silence = error.message
-        now = self._known.get(topic)
-        if now is None:
+        current = self._states.get(topic)
+        if current is None:
             return None
-        if why := why_another(topic, source.topic_id, source.offsets, now):
-            self.another[topic] = why
+        if reason := why_another(topic, source.topic_id, source.offsets, current):
+            self.another[topic] = reason
             return None
-        return now.ends
+        return current.ends

@@ -1,4 +1,4 @@
-"""Patience: what to do while a server does not answer, and what to say."""
+"""Waiting for a server that does not answer: warnings, and a timeout."""
 
 from __future__ import annotations
 
@@ -13,47 +13,45 @@ from .protocol import Kafka
 _log = logging.getLogger("slackwater")
 
 SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
-"""What has the brokers' address."""
+"""The setting with the brokers' address, as messages name it."""
 _QUIET_S = 4
-"""A busy broker takes this long now and then: nothing to tell anybody."""
+"""Seconds without an answer before a warning; a busy broker occasionally takes this long."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """Waits for one server: says once that it is away, once that it is back, and gives up in the end."""
+    """Timeout for one server. Warns once when the server stops answering, and once when it answers again."""
 
-    what: str
-    """The server and its address, as people should read it."""
+    server: str
+    """Server and address, for messages."""
     limit_s: float
     """Seconds without an answer after which `waited` raises."""
     setting: str = ""
-    """What has its address; empty where that is none of the user's settings."""
+    """The setting with the server's address, as messages name it; empty if users cannot configure it."""
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
     def answered(self) -> None:
-        """The server answered."""
         if self._warned:
-            _log.warning("%s is back", self.what)
+            _log.warning("%s is back", self.server)
         self._since, self._warned = None, False
 
-    def waited(self, why: str = "") -> None:
-        """The server did not answer this time. Raises `Unavailable` once it has not for longer than the limit."""
+    def waited(self, reason: str = "") -> None:
+        """Note that a request got no answer. Raises `Unavailable` after `limit_s` without an answer."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         elapsed = now - self._since
         if elapsed > self.limit_s:
-            again = "nothing is lost: start again when it is back, and the app goes on where it stopped"
+            next_step = "nothing is lost: restart when it is back, and the app resumes where it stopped"
             raise Unavailable(
-                f"{self.what} has not answered for {elapsed:.0f} s{f' ({why})' if why else ''}",
-                hint="; ".join(filter(None, (address_of(self.setting), again))),
+                f"{self.server} has not answered for {elapsed:.0f} s{f' ({reason})' if reason else ''}",
+                hint="; ".join(filter(None, (address_of(self.setting), next_step))),
             )
         if not self._warned and elapsed > _QUIET_S:
             self._warned = True
-            warn_of(f"{self.what} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)
+            warn_of(f"{self.server} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)
 
 
 def patience_with(kafka: Kafka, limit_s: float) -> Patience:
-    """Patience with the brokers."""
     return Patience(kafka.name, limit_s, SETTING)

@@ -1,4 +1,4 @@
-"""The one narrow seam to Kafka: topics and their offsets, reading, sending, transactions, groups' offsets."""
+"""The interface to Kafka that all other code uses: topics, offsets, reads, writes, transactions, group offsets."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
 from ...state.topics import TopicState, are_two
 
 Properties = Mapping[str, str]
-"""What Kafka is opened by (`open_kafka`): librdkafka's client properties, `bootstrap.servers` at least."""
+"""librdkafka client properties, with `bootstrap.servers` at least; the input of `open_kafka`."""
 Headers = Sequence[tuple[str, bytes | None]]
 Offsets = tuple[int, ...]
-"""One for each partition of a topic."""
+"""One offset for each partition of a topic."""
 
 HEADER = "slackwater"
-"""The header of what is ours."""
+"""Name of the header that slackwater sets on messages of its internal topics."""
 FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Properties of a sink's internal topic: its records go when they are published, and not before."""
+"""Properties of a sink's internal topic: records are deleted only once they are published."""
 
 
 MESSAGE_BYTES = 8 << 20
-"""What our own topics take of one batch of records, and our producers of one record."""
+"""`max.message.bytes` of slackwater's internal topics, and of its producers."""
 MOST_RECORD = MESSAGE_BYTES - (64 << 10)
-"""Bytes that one record's value may have there: with room for all that Kafka puts around it."""
+"""Maximum bytes of one record's value in an internal topic. The difference leaves room for Kafka's own overhead."""
 
 
 class Record(NamedTuple):
-    """What is sent. Without a partition it goes where its key says, without a time it is of now."""
+    """A record to send. None as the partition picks it by the key; None as the time means now."""
 
     value: bytes | None
     partition: int | None = None
@@ -37,28 +37,28 @@ class Record(NamedTuple):
 
 
 class TooLarge(NamedTuple):
-    """A record that is larger than a topic takes."""
+    """A record that exceeds its topic's maximum message size."""
 
     key: bytes | None
     size: int
-    """Bytes, 0 where they are not known."""
+    """Bytes; 0 if unknown."""
     limit: int | None
 
     @property
     def words(self) -> str:
-        """As messages say it."""
+        """Description for error messages."""
         key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
         size = f" of {self.size:,} bytes" if self.size else ""
-        limit = f" {self.limit:,}" if self.limit is not None else ""
-        return f"the record with {key}{size} is larger than the topic takes (max.message.bytes{limit})"
+        limit = f" ({self.limit:,})" if self.limit is not None else ""
+        return f"the record with {key}{size} exceeds the topic's max.message.bytes{limit}"
 
 
 _SHOWN = 200
-"""Bytes of a key that messages show."""
+"""Maximum bytes of a key that error messages show."""
 
 
 class Message(Protocol):
-    """A record as it is read; the methods of confluent-kafka's."""
+    """A record that was read from Kafka, with the methods of confluent-kafka's `Message`."""
 
     def topic(self) -> str: ...
     def partition(self) -> int: ...
@@ -67,26 +67,26 @@ class Message(Protocol):
     def value(self) -> bytes | None: ...
     def headers(self) -> Headers | None: ...
     def timestamp(self) -> tuple[int, int]:
-        """Librdkafka's number of its kind, one more than Kafka's (1 is CreateTime), and ms since 1970."""
+        """Return (kind, ms since 1970). Kinds are librdkafka's: Kafka's number plus one, so 1 is CreateTime."""
 
 
 class NotTaken(Unavailable):
-    """The brokers did not take records that were sent: why, and whether that may pass."""
+    """The brokers rejected or did not acknowledge records that were sent. `passing` is True if a retry may succeed."""
 
     def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
-        super().__init__(f"{kafka} did not take messages for {topic!r}: {why}")
+        super().__init__(f"{kafka} did not accept messages for {topic!r}: {why}")
         self.why = why
         self.passing = passing
 
 
 class Overtaken(Exception):
-    """Another producer with this transactional id began, or the broker gave the transaction up. It has no effect."""
+    """The producer is fenced: another one began with its transactional id, or the broker aborted the transaction."""
 
 
 class Broken(Exception):
-    """Something of a transaction failed; whether it counts is known when it is opened again.
+    """A transaction failed with unknown outcome: the next `open` tells whether it was committed.
 
-    `error` is what to say where it does not get better; None where nobody answers.
+    `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
 
     def __init__(self, why: str, error: SlackwaterError | None = None) -> None:
@@ -95,103 +95,102 @@ class Broken(Exception):
 
 
 class TransactionSettings(NamedTuple):
-    """Who publishes what, for `Kafka.transactions`."""
+    """Settings of a transactional producer, for `Kafka.transactions`."""
 
     transactional_id: str
-    """Of which one producer at a time may write."""
+    """Kafka's `transactional.id`; at most one producer at a time can write with it."""
     group: str
-    """The consumer group that has the place, as the offset of partition 0 of `source`."""
+    """The consumer group whose offset of partition 0 of `source` is the publisher's place."""
     source: str
-    """The topic of the place."""
+    """The internal topic that the place is an offset of."""
     topic: str
-    """Where records go."""
+    """The topic that the records are written to."""
     patience_s: float
-    """How long a message may wait for its broker."""
+    """Delivery timeout of a record."""
     timeout_s: int = 60
-    """The broker gives up a transaction that is open for longer, and whoever began it is overtaken."""
+    """Seconds after which the broker aborts an open transaction and fences its producer."""
 
 
 class Transactions(Protocol):
-    """A producer in transactions, each of which commits records of one topic together with a place, an offset.
+    """A transactional producer: each transaction commits records of one topic together with an offset, the place.
 
-    Its methods raise `Refused` where Kafka never will do it, and `Overtaken` or `Broken` where it does not now.
+    Methods raise `Refused` for permanent errors; after `Overtaken` or `Broken`, call `open` before the next
+    transaction.
     """
 
     def open(self) -> tuple[int, str] | None:
-        """Fence whoever wrote with this id; the offset and the text that were committed last, None where none were."""
+        """Fence earlier producers with this id. Return the last committed offset and text, or None if there is none."""
 
-    def begin(self) -> None:
-        """Begin a transaction."""
+    def begin(self) -> None: ...
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        """Write records, for nobody to read yet."""
+        """Write records, invisible to committed readers until `commit`."""
 
     def commit(self, offset: int, text: str) -> None:
-        """Make what was written readable, together with the place."""
+        """Commit the records written since `begin`, together with the offset and text of the place."""
 
     def close(self) -> None:
-        """Leave what is open to whoever takes the id over; readers wait until then."""
+        """Close the producer without aborting its open transaction: the next producer, or a timeout, aborts it."""
 
 
 class Kafka(Protocol):
-    """Kafka, opened by its address and settings. What is opened stays in its process; others open it by `properties`.
+    """A Kafka cluster. Clients belong to this process; other processes open the cluster by its `properties`.
 
-    Methods raise `Unavailable` when the brokers did not answer in time, and `Refused` where they do not allow it.
+    Methods raise `Unavailable` when the brokers do not answer in time, and `Refused` when they deny permission.
     """
 
     @property
     def properties(self) -> Properties:
-        """What `open_kafka` makes this of. They may hold secrets."""
+        """Properties from which `open_kafka` opens this cluster. They may hold secrets."""
 
     @property
     def name(self) -> str:
-        """How messages name the brokers: `Kafka at host:port`."""
+        """Name for messages: `Kafka at host:port`."""
 
-    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
-        """Number of partitions by name of topic."""
+    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """Its id, and earliest and end offset of each partition, the end as a committed reader sees it.
+        """Return a topic's id, and the earliest and end offset of each partition (`read_committed` ends).
 
         Raises `NotFound`.
         """
 
     def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        """Earliest and end offset of each partition, as `state`."""
+        """Return the earliest and the end offset of each partition. Raises `NotFound`."""
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Of each partition the offset of its first record of its time or later, in ms since 1970; -1 for none."""
+        """Return, by partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Kafka's ids of those of these topics that are there, in one request; empty where the brokers give none."""
+        """Return the ids of the topics that exist, in one request; ids are empty if the brokers have none."""
 
     def topic_id(self, topic: str) -> str:
-        """Kafka's id of a topic, which one that is made anew under its name has not; empty where nobody knows."""
+        """Return a topic's id, which changes when the topic is deleted and created again; empty if unknown."""
 
     def create_topics(
         self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
-        """Make those of these topics that there are not, with so many partitions; `config` are their properties.
+        """Create the missing topics with these partition counts; `config` holds topic properties.
 
-        With `only_ask`, the broker says whether it would, and makes none.
+        With `only_ask`, the broker only validates the request.
         """
 
     def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Remove topics that are there; returns those that Kafka does not let us remove."""
+        """Delete topics that exist. Return those that Kafka refuses to delete."""
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        """Delete what a partition has before an offset; where Kafka does not let us, or is away, it stays."""
+        """Delete the records of a partition before an offset. Errors are ignored, and the records stay."""
 
     def retention_ms(self, topic: str) -> int | None:
-        """How long a topic keeps records, -1 for as long as there is room; None where nobody says, or there is none."""
+        """Return `retention.ms` of a topic, -1 for unlimited; None if it is unknown or the topic does not exist."""
 
     def max_message_bytes(self, topic: str) -> int | None:
-        """What one batch of records may have at most in a topic (`batch_bytes`); None where nobody says."""
+        """Return `max.message.bytes` of a topic, the limit of one batch of records; None if unknown."""
 
     def not_writable(self, topic: str) -> Refused | None:
-        """Why we may not write to a topic; None where we may, or the broker does not say."""
+        """Return the error that a write to the topic would raise, or None if writes are allowed or that is unknown."""
 
     def read(
         self,
@@ -204,60 +203,60 @@ class Kafka(Protocol):
         gone: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
+        """Yield the messages at offsets start to end - 1 of one partition, in chunks; offsets may have gaps.
 
-        With a `topic_id`, Kafka is asked first whether its topic is that one, or `AnotherTopic` is raised.
+        With a `topic_id`, the topic's current id is checked first, and `AnotherTopic` is raised if it differs.
 
-        Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what
-        is gone may be what failed attempts left, or markers, which nobody misses. Raises `Gone`, `Refused`, and
-        `Unavailable` when the broker has been away, or has had nothing there, for longer than `patience_s`.
+        Raises `Gone` if Kafka has deleted the first of the records. With a list `gone`, the error is appended to that
+        list instead, and the remaining records are read: the deleted ones may be markers or output of failed attempts,
+        which no reader needs. Raises `Refused`, and `Unavailable` when the broker does not answer, or returns no
+        record, for longer than `patience_s`.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        """Write records, durably and in order, outside of transactions; by partition, the offset after the last one.
+        """Write records durably and in order, outside of transactions. Return the end offset after them, by partition.
 
-        Raises `Refused`, `NotTaken` where the broker did not take all of them within `patience_s`, or takes one of them
-        never, and `Unavailable` when it has been away for longer.
+        Raises `Refused`; `NotTaken` if the broker rejects a record or does not acknowledge all of them within
+        `patience_s`; and `Unavailable` if the broker does not answer for longer than that.
         """
 
     def transactions(self, settings: TransactionSettings) -> Transactions:
-        """Transactions of which nothing is begun."""
+        """Return a transactional producer with no open transaction."""
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        """Set the offsets of a consumer group, by topic. Where Kafka does not let us, or is away, nothing happens."""
+        """Set the offsets of a consumer group, by topic. Errors are ignored."""
 
     def delete_groups(self, groups: Sequence[str]) -> None:
-        """Remove consumer groups that are there and that Kafka lets us remove."""
+        """Delete consumer groups that exist. Errors are ignored, except `Unavailable`."""
 
 
 def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
-    """The error for a range from `at` to `end` of which Kafka has nothing before `first`."""
+    """Return the error for a read of offsets `at` to `end` - 1 if Kafka's earliest offset is `first`."""
     last = (min(first, end) if first > at else end) - 1
     return Gone(
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
-        hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
+        hint="choose a moment whose records Kafka still has, or a snapshot, which stores its in-flight records",
     )
 
 
 def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
-    """Raise `AnotherTopic` where Kafka's topic is not the one of this id, if there is one."""
-    if topic_id and are_two(topic_id, now := kafka.topic_id(topic)):
-        raise another_read(topic, topic_id, now)
+    """Raise `AnotherTopic` if Kafka's topic has another id than `topic_id`. An empty `topic_id` is not checked."""
+    if topic_id and are_two(topic_id, current := kafka.topic_id(topic)):
+        raise another_read(topic, topic_id, current)
 
 
-def another_read(topic: str, topic_id: str, now: str) -> AnotherTopic:
-    """The error for records of the past whose topic is not there any more, and another one has its name."""
+def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
+    """Return the error for reading old records of a topic that was deleted and created again."""
     return AnotherTopic(
-        f"topic {topic!r} is another one than was read then: it was the one of id {topic_id}, and was deleted and made "
-        f"again since; now it is the one of id {now}",
-        hint="an input archive keeps what an app reads, whatever becomes of the topic: docs/archive.md; or choose a "
-        "later moment",
+        f"topic {topic!r} was deleted and created again since it was read: its id was {topic_id}, and is now "
+        f"{current_id}",
+        hint="choose a later moment; an input archive keeps what an app reads even if the topic is deleted: "
+        "docs/archive.md",
     )
 
 
 def topic_gone(kafka: str, topic: str) -> Refused:
-    """The error for records that are published to a topic that was there."""
     return Refused(
-        f"{kafka} does not take records for {topic!r}: there is no such topic any more",
-        hint="make it again; nothing is lost",
+        f"{kafka} rejects records for {topic!r}: the topic no longer exists",
+        hint="create the topic again; nothing is lost",
     )

@@ -1,4 +1,4 @@
-"""Records into a topic in transactions of librdkafka, each with the place behind it in another topic."""
+"""Transactional producer on librdkafka: records of a topic are committed together with an offset of another."""
 
 from __future__ import annotations
 
@@ -28,84 +28,86 @@ _POLL_S = 0.1
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
-"""A commit that took less sent each request once: before librdkafka sends EndTxn again it waits for `retry.backoff.ms`,
-of which it takes off up to a fifth, and with TxnOffsetCommit for half a second."""
-_OVERTAKEN = (
+"""Commits faster than this sent each request once, so that no duplicate request can still be in flight.
+
+librdkafka resends EndTxn after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
+"""
+_FENCING_CODES = (
     KafkaError._FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.INVALID_TXN_STATE,
 )
-_NEVER = (
+_UNAUTHORISED_CODES = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
 
 
 class KafkaTransactions:
-    """See the Protocol, and `Kafka.transactions`."""
+    """Implements `Transactions` with confluent-kafka."""
 
     def __init__(
         self, kafka: Properties, settings: TransactionSettings, max_bytes: Callable[[str], int | None] = lambda _: None
     ) -> None:
-        """`max_bytes` is `Kafka.max_message_bytes`."""
+        """Create a closed producer; `max_bytes` is `Kafka.max_message_bytes`."""
         self._kafka, self._settings, self._topic, self._max_bytes = kafka, settings, settings.topic, max_bytes
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
-        """Why the first record that was not taken was not: the transaction itself only says that there is one."""
+        """Error of the first record that was not delivered. The transaction's own error gives no cause."""
         self._too_large: Message | None = None
-        """The first that was larger than the topic takes."""
+        """The first record that was larger than the topic allows."""
         self._repeated: tuple[int, str] | None = None
-        """What was committed last, where a request of that commit may have been sent again: one may be on its way."""
+        """The last commit, if a duplicate request of that commit may still be in flight; else None."""
 
     def open(self) -> tuple[int, str] | None:
         self.close()
         self._undelivered = self._repeated = self._too_large = None
-        ours = {
+        own_properties = {
             "transactional.id": self._settings.transactional_id,
             "transaction.timeout.ms": self._settings.timeout_s * 1000,
             "message.timeout.ms": int(min(self._settings.patience_s, 0.9 * self._settings.timeout_s) * 1000),
             "linger.ms": 5,
             "message.max.bytes": MESSAGE_BYTES,
-            # Records are sent in batches, which librdkafka does not divide where the topic takes no such large one.
+            # librdkafka does not split a batch that exceeds the topic's max.message.bytes, so limit batches to that.
             "batch.size": min(_BATCH_BYTES, self._max_bytes(self._topic) or _BATCH_BYTES),
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": _QUEUED_BYTES_KB,
-            # As Java's clients, and so Spark's sink, place records by their key.
+            # The default of Java clients, and so of Spark's sink.
             "partitioner": "murmur2_random",
             "on_delivery": self._delivered,
             "delivery.report.only.error": True,
             "retry.backoff.ms": _RETRY_MS,
             "retry.backoff.max.ms": 2 * _RETRY_MS,
-            # Of a cluster of one broker it would forget the coordinators amid a transaction, and wait for them.
+            # With one broker, rebootstrapping would forget the coordinators during a transaction, and wait for them.
             "metadata.recovery.strategy": "none",
         }
-        with self._understood():
-            self._producer = Producer({**QUIET, **self._kafka, **ours})
+        with self._translating():
+            self._producer = Producer({**QUIET, **self._kafka, **own_properties})
             self._producer.init_transactions(_WAIT_S)
-            reading = {"group.id": self._settings.group, "isolation.level": "read_committed"}
-            self._consumer = Consumer({**QUIET, **self._kafka, **reading})
-            (found,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
-            if found.error is not None:
-                raise KafkaException(found.error)
-        return (found.offset, found.metadata or "") if found.offset >= 0 else None
+            consumer_properties = {"group.id": self._settings.group, "isolation.level": "read_committed"}
+            self._consumer = Consumer({**QUIET, **self._kafka, **consumer_properties})
+            (committed,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+        return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
 
     def begin(self) -> None:
-        # Another producer may have begun, and ended, since that commit: then this one would fence it, and go on behind
-        # the wrong place.
+        # Another producer may have committed since. `open` would fence that producer, and this one would continue from
+        # a place that is out of date.
         if (last := self._repeated) is not None and self.open() != last:
-            raise Overtaken("another producer went on")
-        with self._understood():
+            raise Overtaken("another producer has committed")
+        with self._translating():
             self._open.begin_transaction()
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
         producer, topic = self._open, self._topic
-        with self._understood():
-            # A call for each record is faster than `produce_batch`, for which a dict has to be made of each.
+        with self._translating():
+            # One call per record is faster than `produce_batch`, which needs a dict per record.
             if headers is None:
                 for key, value in zip(keys, values, strict=True):
                     try:
@@ -113,39 +115,39 @@ class KafkaTransactions:
                     except BufferError:
                         self._put(key, value)
             else:
-                for key, value, named in zip(keys, values, headers, strict=True):
-                    self._put(key, value, named)
+                for key, value, record_headers in zip(keys, values, headers, strict=True):
+                    self._put(key, value, record_headers)
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
-        """See the Protocol.
+        """Commit the transaction, and note whether a duplicate of its requests may still be in flight.
 
-        librdkafka sends a request again by itself when no answer comes. Should the first one arrive in the next
-        transaction, the broker cannot tell it from one of that, as both have the same epoch: EndTxn would end it
-        half-way, TxnOffsetCommit take its place back. So after a commit in which there was time for that, the next
-        transaction begins under an epoch of its own.
+        librdkafka resends a request if no answer comes. If the first request arrives during the next transaction, the
+        broker cannot tell it from a request of that transaction, since both have the same epoch: EndTxn would end the
+        transaction half-way, and TxnOffsetCommit would move the place back. So after a commit that took long enough for
+        a resend, the next transaction begins under a new epoch.
         """
         producer = self._open
-        with self._understood():
-            # Not timed: records have numbers, by which the broker knows one that comes twice. And no `flush`, which
-            # calls back with an exception pending when another producer has taken the id.
+        with self._translating():
+            # Resent records need no check: brokers deduplicate them by sequence number. `flush` is not used, since its
+            # callbacks run with an exception pending after this producer was fenced.
             while len(producer) and self._undelivered is None:
                 producer.poll(_FLUSH_S)
             if self._undelivered is not None:
                 raise KafkaException(self._undelivered)
             began = time.monotonic()
-            assert self._consumer is not None  # noqa: S101  it is open
+            assert self._consumer is not None  # noqa: S101  set together with the producer
             group = self._consumer.consumer_group_metadata()
-            place = TopicPartition(self._settings.source, 0, offset, text)
-            producer.send_offsets_to_transaction([place], group, self._settings.timeout_s / 2)
+            position = TopicPartition(self._settings.source, 0, offset, text)
+            producer.send_offsets_to_transaction([position], group, self._settings.timeout_s / 2)
             producer.commit_transaction(self._settings.timeout_s)
             self._repeated = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
 
     def close(self) -> None:
-        """See the Protocol. What is open is ended by whoever takes the id over, or by the broker's clock.
+        """Close the clients. The next producer with this id, or a timeout, aborts an open transaction.
 
-        Either ends it under the next epoch, of which all partitions hear. Ended under this one, it would let a record
-        that is still on its way into the next transaction, where the broker does not ask (before 3.6).
+        Both abort under the next epoch, which all partitions learn. Aborted under the current epoch, a record still in
+        flight could join the next transaction on brokers before 3.6, which do not verify that.
         """
         if self._producer is not None:
             self._producer.purge()
@@ -157,11 +159,11 @@ class KafkaTransactions:
     @property
     def _open(self) -> Producer:
         if self._producer is None:
-            raise Broken("it is not open")
+            raise Broken("the producer is closed")
         return self._producer
 
     def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
-        """Write one record, once there is room for it: what the broker does not take in time is an error soon."""
+        """Write one record, and wait while the queue is full: a delivery timeout makes room."""
         while True:
             try:
                 self._open.produce(self._topic, value, key, headers=list(headers))
@@ -176,18 +178,18 @@ class KafkaTransactions:
             self._too_large = message
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """While something is done: librdkafka's errors are raised as what they mean to whoever publishes."""
+    def _translating(self) -> Iterator[None]:
+        """Translate librdkafka's errors to those of `Transactions` during the context."""
         try:
             yield
         except KafkaException as error:
-            raise self._meaning(error.args[0]) from error
+            raise self._translate(error.args[0]) from error
 
-    def _meaning(self, error: KafkaError) -> Exception:
-        if not error.fatal() and error.code() not in _OVERTAKEN:
+    def _translate(self, error: KafkaError) -> Exception:
+        if not error.fatal() and error.code() not in _FENCING_CODES:
             error = self._undelivered or error
         code = error.code()
-        where = f"{server(self._kafka)} does not take records for {self._topic!r}"
+        prefix = f"{server(self._kafka)} rejects records for {self._topic!r}"
         if refused := lacking(self._kafka, error, "Write", self._topic):
             return refused
         if code in GONE:
@@ -196,20 +198,20 @@ class KafkaTransactions:
             large = self._too_large
             key, size = (large.key(), len(large) + len(large.key() or b"")) if large is not None else (None, 0)
             return Refused(
-                f"{where}: {TooLarge(key, size, self._max_bytes(self._topic)).words}",
+                f"{prefix}: {TooLarge(key, size, self._max_bytes(self._topic)).words}",
                 hint="raise max.message.bytes of the topic; nothing is lost",
             )
-        if code in _NEVER:
+        if code in _UNAUTHORISED_CODES:
             return Refused(
-                f"{where} in transactions of {self._settings.transactional_id!r}: {error.str()}",
+                f"{prefix} in transactions of {self._settings.transactional_id!r}: {error.str()}",
                 hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
             )
         if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            most_ms = self._settings.timeout_s * 1000
+            timeout_ms = self._settings.timeout_s * 1000
             return Refused(
-                f"{where} in transactions of up to {self._settings.timeout_s} s",
-                hint=f"the broker's transaction.max.timeout.ms is less than {most_ms}: raise it",
+                f"{prefix} in transactions of up to {self._settings.timeout_s} s",
+                hint=f"raise the broker's transaction.max.timeout.ms to at least {timeout_ms}",
             )
-        if code in _OVERTAKEN or error.fatal():
+        if code in _FENCING_CODES or error.fatal():
             return Overtaken(error.str())
         return Broken(error.str())

@@ -1,4 +1,4 @@
-"""What messages say: Avro, Protobuf and JSON Schema in the wire format of Confluent's schema registry, as columns.
+"""Codecs between schema-registry messages (Avro, Protobuf, JSON Schema in Confluent's wire format) and columns.
 
-Whole Arrow arrays in, whole Arrow arrays out; `decode.py` makes a Spark column of it. Needs the extra `registry`.
+All of them convert whole Arrow arrays; `decode.py` provides the Spark column. Needs the extra `registry`.
 """

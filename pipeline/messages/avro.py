@@ -1,8 +1,8 @@
-"""Avro messages as Arrow arrays, by DataFusion's Avro reader, which is arrow-rs's.
+"""Avro messages as Arrow arrays, read by DataFusion, whose Avro reader is arrow-rs's.
 
-It reads files. A batch of messages becomes one: the writer's schema, and one block with the messages as they came. The
-five bytes of each one's head give way to its number in the batch, as a field before its own. So a message that has
-more or fewer bytes than its schema says is seen: what follows it is not the next number.
+That reader takes files. So a batch of messages is written as one object container file with one block. The five bytes
+of each message's header are replaced by the message's number in the batch, read as an extra first field. If a message
+has more or fewer bytes than its schema says, the number read for the next message is wrong, and the error is found.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ _HEAD = Layout(
 
 
 class AvroReader(Reader):
-    """Reads Avro into the columns of one schema."""
+    """Reads Avro messages into the columns of one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `Refused` for a schema of which no columns can be made."""
+        """Raises `Refused` for a schema that has no columns."""
         self._node = parsed(schema)
         self.type = column_type(self._node)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `Reader`."""
         written, laid_out = parsed(writer), _layout_of(writer)
-        # The first message again at the end: its number tells that the last one ended where it should.
+        # Repeat the first message at the end: its number shows that the last message ended where it should.
         count = len(messages) + 1
         bodies = without(pa.concat_arrays([messages, messages.slice(0, 1)]), HEAD_BYTES)
         numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEAD_BYTES:].tobytes()
@@ -50,55 +49,57 @@ class AvroReader(Reader):
         records = pc.binary_join_element_wise(heads.cast(pa.binary()), bodies, b"")
         try:
             table = _decoded(laid_out, records.buffers()[2].to_pybytes(), count)
-        except Exception as error:  # DataFusion raises plain ones
-            raise BadMessage(f"not of the Avro schema that it names: {_first_line(error)}") from None
+        except Exception as error:  # DataFusion raises plain Exceptions
+            raise BadMessage(f"the bytes do not match the Avro schema: {_first_line(error)}") from None
         if not table["head"].combine_chunks().equals(heads):
-            raise BadMessage("not of the Avro schema that it names: it has bytes too many or too few")
+            raise BadMessage("the bytes do not match the Avro schema: there are too many or too few")
         values = table[VALUE].combine_chunks() if laid_out else None
         if values is not None and values.offset:
-            # What is made of a slice's children would have to know where it begins.
+            # A slice's children ignore its offset, so copy the slice.
             values = values.take(pa.array(np.arange(count)))
         return resolve(values, count, written, self._node).slice(0, count - 1)
 
     def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """See `Reader`."""
         node = parsed(writer)
-        return np.fromiter((is_one_value(node, one, HEAD_BYTES) for one in messages.to_pylist()), bool, len(messages))
+        return np.fromiter(
+            (is_one_value(node, message, HEAD_BYTES) for message in messages.to_pylist()), bool, len(messages)
+        )
 
 
 @lru_cache(maxsize=256)
 def _layout_of(schema: Schema) -> Layout | None:
-    """Return what arrow-rs is told of a schema's messages. Raises `Refused` where it cannot read them."""
+    """Return the layout by which arrow-rs reads a schema's messages. Raises `Refused` if arrow-rs cannot read them."""
     laid_out = layout(parsed(schema), _null_branch())
     try:
         _decoded(laid_out, b"", 0)
     except Exception as error:
-        raise Refused(f"no columns can be made of an Avro schema: {_first_line(error)}") from None
+        raise Refused(f"the Avro schema cannot be converted to columns: {_first_line(error)}") from None
     return laid_out
 
 
 @lru_cache(maxsize=1)
 def _null_branch() -> pa.Field:
-    """Return the field of null within a union, as arrow-rs has it."""
+    """Return arrow-rs's field for the null branch of a union."""
     union = _decoded(Layout(["null", "int", "string"], None), b"", 0).schema.field(VALUE).type
     return union.field(0)
 
 
 def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
-    """Records, each behind the bytes of its head, as columns `head` and `value`, by way of an object container file.
+    """Decode records, each preceded by the bytes of its head, to columns `head` and `value`.
 
-    There is no `value` where it would have no bytes.
-    https://avro.apache.org/docs/1.12.0/specification/#object-container-files
+    The records are written to a temporary object container file. There is no column `value` if its values have no
+    bytes. https://avro.apache.org/docs/1.12.0/specification/#object-container-files
     """
     from datafusion import SessionConfig, SessionContext
 
     block = b"".join((varint(count), varint(len(records)), records, _SYNC)) if count else b""
-    # arrow-rs never ends where a block goes on after its last record. So that one fills the batch, and nobody asks on.
+    # arrow-rs loops forever if a block has bytes after its last record. A batch of exactly `count` rows stops before
+    # them.
     size = max(1, count)
     config = SessionConfig().with_batch_size(size).with_target_partitions(1)
     columns = [_HEAD.field, *([laid_out.field] if laid_out else [])]
     schema = None if laid_out and laid_out.field is None else pa.schema(columns)
-    # The reader wants a path that ends so.
+    # The reader requires this suffix.
     handle, path = tempfile.mkstemp(suffix=".avro", prefix="slackwater-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Defaults of fields: as a schema's JSON has them, and as the values of a column.
+"""Default values of Avro fields, converted from a schema's JSON to column values.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record (the table "field default values")
 """
@@ -33,36 +33,38 @@ _KINDS: dict[str, Any] = {
     "map": dict,
     "record": dict,
 }
-"""What JSON has for a value of each type. Numbers that JSON does not have are strings, such as "NaN"."""
+"""Python types of a default in JSON, by Avro type. Numbers that JSON lacks are strings, such as "NaN"."""
 _BITS = {"int": 31, "long": 63}
 
 
 def default_of(field: Node) -> pa.Array:
-    """Return the default of a reader's field, as a column of one value.
+    """Return the default of a reader's field, as an array of one value.
 
-    Raises `Refused` where it is none of the field's type.
+    Raises `Refused` if the default is not of the field's type.
     """
     kind = column_type(field["type"])
     try:
         value = _value(field["default"], field["type"])
-        made = pa.array([value], kind)
-        made.validate(full=True)
+        default = pa.array([value], kind)
+        default.validate(full=True)
     except (ValueError, TypeError, KeyError, OverflowError, ArithmeticError, pa.ArrowException) as error:
-        raise Refused(f"the default of the reader's field {field['name']!r} is none of its type: {error}") from None
-    return made
+        raise Refused(
+            f"the default of the reader's field {field['name']!r} does not have the field's type: {error}"
+        ) from None
+    return default
 
 
 def _value(default: Any, node: Node) -> Any:
-    """Return a default as Arrow takes it for the node's column. Raises `ValueError` where it is none."""
+    """Return a default as a Python value for the node's Arrow type. Raises `ValueError` if it is not of that type."""
     kind = node["type"]
     if kind == "union":
-        return _of_union(default, node)
+        return _union_value(default, node)
     if kind == "null":
         if default is not None:
             raise ValueError(f"{default!r} is not null")
         return None
     if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
-        raise ValueError(f"{default!r} is no {kind}")
+        raise ValueError(f"{default!r} is not of type {kind}")
     if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
         raise ValueError(f"{default} does not fit {kind}")
     if node.get("logicalType") == "decimal":
@@ -83,7 +85,7 @@ def _value(default: Any, node: Node) -> Any:
         case "float" | "double":
             return float(default)
         case "enum" if default not in node["symbols"]:
-            raise ValueError(f"{default!r} is no symbol")
+            raise ValueError(f"{default!r} is not a symbol of the enum")
         case "bytes" | "fixed":
             data = default.encode("latin-1")
             if len(data) != node.get("size", len(data)):
@@ -92,8 +94,8 @@ def _value(default: Any, node: Node) -> Any:
     return default
 
 
-def _of_union(default: Any, node: Node) -> Any:
-    """Return a default of the first branch that it is of."""
+def _union_value(default: Any, node: Node) -> Any:
+    """Return a default as a value of the first branch whose type it has."""
     for branch in node["branches"]:
         try:
             value = _value(default, branch)
@@ -104,4 +106,4 @@ def _of_union(default: Any, node: Node) -> Any:
             return value
         number = next(n for n, choice in enumerate(choices) if choice is branch)
         return {f"member{number}": value}
-    raise ValueError(f"{default!r} is of no branch")
+    raise ValueError(f"{default!r} matches no branch of the union")

@@ -1,8 +1,9 @@
-"""Layouts: the schema under which arrow-rs reads the messages of a writer's schema, and the Arrow type that it gives.
+"""Layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
 
-The bytes are the same, and what arrow-rs cannot read is said otherwise. Names and symbols are plain ones. Logical types
-but decimals are left out. Fields of no bytes (null, records of nothing) are left out, and a union of one branch is a
-record with the branch's number. See the specification of Avro 1.12, "Binary encoding".
+A layout has the same bytes as the writer's schema, but expresses what arrow-rs cannot read in another way. Names and
+symbols are replaced by plain ones. Logical types other than decimals are omitted, and so are fields without bytes
+(null, empty records). A union with one branch becomes a record with the branch's number. See the specification of
+Avro 1.12, "Binary encoding".
 """
 
 from __future__ import annotations
@@ -18,46 +19,45 @@ from ...errors import Refused
 from .avro_schema import MAX_DIGITS, SIMPLE, Node, branches
 
 BRANCH, VALUE = "branch", "value"
-"""The fields of the record that stands for a union of one branch."""
+"""Fields of the record by which a union with one branch is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What arrow-rs is told of a value."""
+    """The schema by which arrow-rs reads a value, and the field that it returns."""
 
     avro: Any
-    """The schema, as JSON."""
+    """Avro schema, as JSON."""
     field: pa.Field
-    """What comes back. Within unions DataFusion wants it with the metadata that arrow-rs gives it."""
+    """Arrow field. Within unions, DataFusion requires the metadata that arrow-rs sets."""
 
 
 def has_bytes(node: Node) -> bool:
-    """Return whether values of a schema take any bytes."""
     if node["type"] == "record":
         return any(has_bytes(field["type"]) for field in node["fields"])
     return node["type"] != "null" and not (node["type"] == "fixed" and node["size"] == 0)
 
 
 def as_numbered(node: Node) -> bool:
-    """Return whether a union is laid out as a record: it has one branch, or branches without bytes alone."""
+    """Return True if a union is laid out as a record: it has one branch, or only branches without bytes."""
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 
 
 def as_nullable(node: Node) -> bool:
-    """Return whether a union is laid out as a value that may be null."""
+    """Return True if a union is laid out as a nullable value."""
     return not as_numbered(node) and len(node["branches"]) == 2 and len(branches(node)) == 1
 
 
 def layout(node: Node, null: pa.Field) -> Layout | None:
-    """Return the layout of a schema, None where its values have no bytes.
+    """Return the layout of a schema, or None if its values have no bytes.
 
     Args:
         node: The writer's schema.
-        null: The field that stands for null within a union: pyarrow has it, but cannot make it.
+        null: arrow-rs's field for null in a union, a type that pyarrow cannot create.
 
     Raises:
-        Refused: arrow-rs cannot read it: items without bytes, or a branch without bytes that is not null.
+        Refused: arrow-rs cannot read the schema: items without bytes, or a branch without bytes that is not null.
     """
     return _layout(node, VALUE, null, count())
 
@@ -77,12 +77,12 @@ def _layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layou
             symbols = [f"s{n}" for n in range(len(node["symbols"]))]
             more = {"avro.enum.symbols": json.dumps(symbols, separators=(",", ":"))}
             read_as = pa.dictionary(pa.int32(), pa.string())
-            return _of_name({"type": "enum", "symbols": symbols}, name, read_as, numbers, more)
+            return _named_layout({"type": "enum", "symbols": symbols}, name, read_as, numbers, more)
         case "fixed" if _is_decimal(node):
             avro, read_as, more = _decimal(node)
-            return _of_name({**avro, "size": node["size"]}, name, read_as, numbers, more)
+            return _named_layout({**avro, "size": node["size"]}, name, read_as, numbers, more)
         case "fixed":
-            return _of_name({"type": "fixed", "size": node["size"]}, name, pa.binary(node["size"]), numbers)
+            return _named_layout({"type": "fixed", "size": node["size"]}, name, pa.binary(node["size"]), numbers)
         case "array":
             items = _items(node["items"], "item", null, numbers)
             return of("array", pa.list_(items.field), items=items.avro)
@@ -102,7 +102,7 @@ def _is_decimal(node: Node) -> bool:
 
 
 def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
-    """Return the schema, the type, and what arrow-rs has in the metadata of decimals."""
+    """Return the schema, the type and arrow-rs's metadata of a decimal."""
     digits = {key: node[key] for key in ("precision", "scale")}
     metadata = {key: str(number) for key, number in digits.items()}
     return {"type": node["type"], "logicalType": "decimal", **digits}, pa.decimal128(**digits), metadata
@@ -111,7 +111,7 @@ def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
 def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
     items = _layout(node, name, null, numbers)
     if items is None:
-        raise Refused("an Avro array or map of items without bytes, such as null, is not read")
+        raise Refused("Avro arrays and maps whose items have no bytes, such as null, are not supported")
     return items
 
 
@@ -130,7 +130,7 @@ def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
     for choice in choices:
         part = Layout("null", null) if choice["type"] == "null" else _layout(choice, "", null, numbers)
         if part is None:
-            raise Refused("an Avro union with a branch without bytes that is not null is not read")
+            raise Refused("Avro unions with a branch without bytes, other than null, are not supported")
         avro = {"type": part.avro} if isinstance(part.avro, str) else part.avro
         own = avro.get("name") or avro.get("logicalType") or avro["type"]
         parts.append(Layout(part.avro, part.field if own == "null" else part.field.with_name(own)))
@@ -142,13 +142,12 @@ def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
 
 def _record(name: str, parts: list[Layout], numbers: count[int]) -> Layout:
     fields = [{"name": part.field.name, "type": part.avro} for part in parts]
-    return _of_name({"type": "record", "fields": fields}, name, pa.struct([part.field for part in parts]), numbers)
+    return _named_layout({"type": "record", "fields": fields}, name, pa.struct([part.field for part in parts]), numbers)
 
 
-def _of_name(
+def _named_layout(
     avro: dict[str, Any], name: str, kind: pa.DataType, numbers: count[int], more: dict[str, str] | None = None
 ) -> Layout:
-    """Return the layout of a named type, under a name of its own."""
     own = f"t{next(numbers)}"
     return Layout(
         {**avro, "name": own}, pa.field(name, kind, nullable=False, metadata={"avro.name": own, **(more or {})})

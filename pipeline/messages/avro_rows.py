@@ -1,7 +1,7 @@
-"""Rows as Avro, a whole Arrow table at a time, and the schema of a table's rows in the registry.
+"""Encoding of Arrow tables as Avro messages, and the registry schema of a table's rows.
 
-Each column becomes a column of its bytes, and those are joined: numpy makes the variable-length integers, Arrow's
-kernels the rest. See the specification of Avro 1.12, "Binary Encoding".
+Each column is encoded to a column of bytes, and these are joined: numpy encodes the variable-length integers, Arrow's
+kernels do the rest. See the specification of Avro 1.12, "Binary Encoding".
 """
 
 from __future__ import annotations
@@ -22,45 +22,44 @@ from .registry import Registry
 from .schema import HEAD_BYTES, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NULL, _THERE = b"\x00", b"\x02"
-"""The branches of ["null", …]: 0 and 1."""
+_NULL, _NOT_NULL = b"\x00", b"\x02"
+"""Encoded branch numbers of ["null", …]: 0 and 1."""
 
 
-def check(what: str, schema: pa.Schema) -> None:
-    """See that there is an Avro schema for these columns. Raises `Refused`, beginning with `what`."""
+def check(label: str, schema: pa.Schema) -> None:
+    """Check that the columns have an Avro schema. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
-            why = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not take"
+            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
             raise Refused(
-                f"{what}: column {field.name!r} {why}; Avro is written of columns that are numbers, strings, bytes, "
-                "booleans, dates, timestamps, decimals, or lists of these, and named by letters, digits and '_'",
-                hint="cast or rename it in the stage's function, or say value='json'",
+                f"{label}: column {field.name!r} {reason}; Avro output supports numbers, strings, bytes, booleans, "
+                "dates, timestamps, decimals, and lists of these, in columns with names of letters, digits and '_'",
+                hint="cast or rename it in the stage's function, or use value='json'",
             )
 
 
 def schema_of(name: str, schema: pa.Schema) -> str:
-    """The Avro schema of rows of these columns, each of which may be null."""
-    fields = [{"name": one.name, "type": ["null", _kind(one.type)], "default": None} for one in schema]
+    fields = [{"name": field.name, "type": ["null", _kind(field.type)], "default": None} for field in schema]
     return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
 
 
 @lru_cache(maxsize=64)
 def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
-    """The id of the columns' schema, which is registered under a subject where it is not there yet.
+    """Register the columns' schema under a subject, if new, and return the schema's id.
 
-    Raises `Refused` where the registry does not take it, and `Unavailable` after `patience_s` without an answer.
+    Raises `Refused` if the registry rejects the schema, and `Unavailable` after `patience_s` without an answer.
     """
     return Registry.of(url, patience_s).register(subject, schema_of(subject, schema))
 
 
 def messages(rows: pa.Table, number: int) -> pa.Array:
-    """The rows in Confluent's wire format, of the schema with this id. Strings that are no UTF-8 are escaped."""
+    """Encode rows in Confluent's wire format with this schema id. Strings that are not UTF-8 are escaped."""
     head = b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big")
     return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, escaped(rows).itercolumns()))
 
 
 def _kind(kind: pa.DataType) -> Any:
-    """The Avro type; None where there is none."""
+    """Return the Avro type, or None if there is none."""
     t = pa.types
     if t.is_list(kind):
         items = _kind(kind.value_type)
@@ -85,17 +84,16 @@ def _kind(kind: pa.DataType) -> Any:
 
 
 def _joined(*pieces: pa.Array | bytes) -> pa.Array:
-    """The bytes behind each other; null where one of them is."""
+    """Join bytes element by element; null if any piece is null."""
     return pc.binary_join_element_wise(*pieces, b"")
 
 
 def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return pc.fill_null(_joined(_THERE, _bytes(values)), _NULL)
+    return pc.fill_null(_joined(_NOT_NULL, _bytes(values)), _NULL)
 
 
 def _bytes(column: pa.Array) -> pa.Array:
-    """The encoding of each value; null where that is."""
     t, kind = pa.types, column.type
     if t.is_boolean(kind):
         return pc.if_else(column, b"\x01", b"\x00")
@@ -105,9 +103,9 @@ def _bytes(column: pa.Array) -> pa.Array:
     if t.is_list(kind):
         return _lists(column)
     if t.is_decimal(kind):
-        # Big-endian two's complement; Arrow's is little-endian, and a longer one than needed is the same number.
-        words = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
-        return _counted(_masked(_fixed(words[column.offset : column.offset + len(column), ::-1]), column))
+        # Avro wants big-endian two's complement, Arrow's is little-endian; surplus leading bytes are allowed.
+        stored = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
+        return _counted(_masked(_fixed(stored[column.offset : column.offset + len(column), ::-1]), column))
     if t.is_string(kind) or t.is_binary(kind):
         return _counted(column.cast(pa.binary()))
     if t.is_date32(kind):
@@ -118,20 +116,20 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    """Rows of bytes of one length."""
+    """Return rows of bytes of equal length as a binary array."""
     count, width = rows.shape
-    made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
-    return made.cast(pa.binary())
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
+    return fixed.cast(pa.binary())
 
 
 def _counted(column: pa.Array) -> pa.Array:
-    """Bytes behind their number."""
+    """Prefix each value with its length."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     return _joined(varints(lengths), column)
 
 
 def _lists(column: pa.Array) -> pa.Array:
-    """One block with all items, behind their number, and the empty block that ends a list."""
+    """Encode lists as one block of items, prefixed with their number, and the empty block that ends a list."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")
@@ -139,6 +137,6 @@ def _lists(column: pa.Array) -> pa.Array:
     return _masked(blocks, column)
 
 
-def _masked(made: pa.Array, column: pa.Array) -> pa.Array:
-    """Null where the column is."""
-    return made if not column.null_count else pc.if_else(pc.is_valid(column), made, None)
+def _masked(encoded: pa.Array, column: pa.Array) -> pa.Array:
+    """Set values to null where the column is null."""
+    return encoded if not column.null_count else pc.if_else(pc.is_valid(column), encoded, None)

@@ -1,7 +1,7 @@
-"""Avro schemas in one normal form: references and named types written out, valid logical types only.
+"""Avro schemas in a normal form: references and named types expanded, and only valid logical types.
 
-Every schema and part of one is a `Node`. A union is `{"type": "union", "branches": […]}`; a named type has its
-`fullname` besides its `name`.
+A `Node` is a schema or a part of one. A union is `{"type": "union", "branches": […]}`; a named type has a `fullname`
+besides its `name`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...errors import Refused
 from .schema import Schema
 
 Node = dict[str, Any]
-"""A schema, or a part of one, in normal form: `type` is a simple type's name, or that of a shape."""
+"""An Avro schema or a part of one in normal form: `type` is the name of a simple type or of a kind of type."""
 
 NAMED = ("record", "enum", "fixed")
 _NUMBER_BYTES = 10
@@ -36,41 +36,44 @@ _LOGICAL = {
     **{f"timestamp-{unit}": ("long", pa.timestamp("us", "UTC")) for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": ("long", pa.timestamp("us")) for unit in ("millis", "micros", "nanos")},
 }
-"""The logical types that are columns of their own: what they are stored as, and the column's type.
+"""Logical types with a column type of their own: the type they are stored as, and the Arrow type.
 
-Decimals are one more. As Spark's `from_avro`, the rest (uuid, time-millis, duration, …) are columns of what they are
-stored as, and so are those that say something invalid: https://avro.apache.org/docs/1.12.0/specification/#logical-types
+Decimals are handled apart. As in Spark's `from_avro`, all others (uuid, time-millis, duration, …) and invalid logical
+types become columns of the type they are stored as:
+https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
 MAX_DIGITS = 38
-"""The most digits of a decimal of Spark's."""
+"""Maximum precision of a Spark decimal."""
 
 
 @lru_cache(maxsize=256)
 def parsed(schema: Schema) -> Node:
-    """Return the schema in normal form, with what it refers to.
+    """Return the schema in normal form, with the schemas that it references.
 
-    Raises `Refused` where it is no JSON or no Avro schema, or contains itself.
+    Raises `Refused` for invalid JSON or Avro, and for a recursive schema.
     """
     return _parsed(schema, {})
 
 
 def branches(node: Node) -> list[Node]:
-    """Return the branches of a union that are not null; of any other node, itself unless it is null."""
+    """Return the non-null branches of a union; for any other node, itself unless it is null."""
     choices = node["branches"] if node["type"] == "union" else [node]
     return [choice for choice in choices if choice["type"] != "null"]
 
 
 def column_type(node: Node) -> pa.DataType:
-    """Return the Arrow type of a column of a schema's values. Every value may be null.
+    """Return the Arrow type of a schema's values. All values are nullable.
 
-    Raises `Refused` for a record without fields and for a decimal of more digits than Spark has.
+    Raises `Refused` for a record without fields and for a decimal that exceeds Spark's precision.
     """
     kind = node["type"]
     if "logicalType" in node:
         if node["logicalType"] != "decimal":
             return _LOGICAL[node["logicalType"]][1]
         if node["precision"] > MAX_DIGITS:
-            raise Refused(f"a decimal of {node['precision']} digits has no column: Spark has at most {MAX_DIGITS}")
+            raise Refused(
+                f"a decimal with {node['precision']} digits has no column type: Spark supports at most {MAX_DIGITS}"
+            )
         return pa.decimal128(node["precision"], node["scale"])
     match kind:
         case "record":
@@ -94,7 +97,7 @@ def column_type(node: Node) -> pa.DataType:
 
 
 def named(node: Node) -> str:
-    """Return what a node is, for messages: `enum Kind`, `timestamp-millis`, `array`."""
+    """Return a node's description for messages: `enum Kind`, `timestamp-millis`, `array`."""
     if "logicalType" in node:
         digits = f"({node['precision']}, {node['scale']})" if node["logicalType"] == "decimal" else ""
         return f"{node['logicalType']}{digits}"
@@ -103,77 +106,82 @@ def named(node: Node) -> str:
     return f"{node['type']} {node['fullname']}" if node["type"] in NAMED else str(node["type"])
 
 
-def _parsed(schema: Schema, known: dict[str, Node | None]) -> Node:
+def _parsed(schema: Schema, types: dict[str, Node | None]) -> Node:
     for name, referenced in schema.references:
-        known[name] = _parsed(referenced, known)
+        types[name] = _parsed(referenced, types)
     try:
         document = json.loads(schema.text)
     except ValueError as error:
-        raise Refused(f"an Avro schema that is no JSON: {error}") from None
+        raise Refused(f"the Avro schema is not valid JSON: {error}") from None
     try:
-        return _normal(document, "", known)
+        return _normal(document, "", types)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Refused(f"no columns can be made of an Avro schema: it has a wrong part or lacks one ({error})") from None
+        raise Refused(
+            f"the Avro schema cannot be converted to columns: a part is invalid or missing ({error})"
+        ) from None
 
 
-def _normal(part: Any, namespace: str, known: dict[str, Node | None]) -> Node:
-    """Return a part of a document in normal form. `known` has the types named before it, None for those around it."""
+def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
+    """Return a part of a document in normal form. `types` holds earlier named types, None for the enclosing ones."""
     if isinstance(part, list):
-        choices = [_normal(branch, namespace, known) for branch in part]
+        choices = [_normal(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
-            raise Refused("no columns can be made of an Avro schema: a union has no branches, or is one of a union's")
+            raise Refused("the Avro schema cannot be converted to columns: a union is empty, or nested in a union")
         return {"type": "union", "branches": choices}
     if isinstance(part, str):
         if part in SIMPLE:
             return {"type": part}
-        node = known.get(f"{namespace}.{part}", known.get(part, {}))
+        node = types.get(f"{namespace}.{part}", types.get(part, {}))
         if node is None:
             raise Refused(
-                "an Avro schema that contains itself has no columns", hint="decode it in a function of your own"
+                "the Avro schema is recursive, so it has no columns", hint="decode it in a function of your own"
             )
         if not node:
-            raise Refused(f"no columns can be made of an Avro schema: nothing in it is called {part!r}")
+            raise Refused(f"the Avro schema cannot be converted to columns: it defines no type {part!r}")
         return node
     kind = part["type"]
     if not isinstance(kind, str) or kind not in (*SIMPLE, *NAMED, "error", "array", "map"):
-        return _normal(kind, namespace, known)
+        return _normal(kind, namespace, types)
     if kind == "array":
-        return {"type": kind, "items": _normal(part["items"], namespace, known)}
+        return {"type": kind, "items": _normal(part["items"], namespace, types)}
     if kind == "map":
-        return {"type": kind, "values": _normal(part["values"], namespace, known)}
+        return {"type": kind, "values": _normal(part["values"], namespace, types)}
     if kind in SIMPLE:
         return {"type": kind, **_logical(kind, part, 0)}
-    return _named_type(part, namespace, known)
+    return _named_type(part, namespace, types)
 
 
-def _named_type(part: Any, namespace: str, known: dict[str, Node | None]) -> Node:
+def _named_type(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
     kind = "record" if part["type"] == "error" else part["type"]
     outer, _, name = part["name"].rpartition(".")
     namespace = outer or part.get("namespace", namespace)
     fullname = ".".join(filter(None, (namespace, name)))
     node: Node = {"type": kind, "name": name, "fullname": fullname, "aliases": part.get("aliases", [])}
-    known[fullname] = None
+    types[fullname] = None
     if kind == "enum":
         node |= {"symbols": list(part["symbols"])} | {key: part[key] for key in ("default",) if key in part}
     elif kind == "fixed":
         node |= {"size": int(part["size"]), **_logical(kind, part, int(part["size"]))}
     else:
-        kept = ("name", "aliases", "default")
+        optional_keys = ("name", "aliases", "default")
         node["fields"] = [
-            {**{key: field[key] for key in kept if key in field}, "type": _normal(field["type"], namespace, known)}
+            {
+                **{key: field[key] for key in optional_keys if key in field},
+                "type": _normal(field["type"], namespace, types),
+            }
             for field in part["fields"]
         ]
-    known[fullname] = node
+    types[fullname] = node
     return node
 
 
 def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
-    """Return the keys of a part's logical type, none where it has none, an unknown one or an invalid one."""
+    """Return the node's entries for a valid logical type; empty for any other."""
     logical = part.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = part.get("precision"), part.get("scale", 0)
         valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision and precision > 0
-        # The most digits of which every number fits into so many bytes.
+        # The precision must be such that every number of that many digits fits into the bytes.
         if valid and (kind == "bytes" or precision < len(str((1 << max(8 * size - 1, 0)) - 1))):
             return {"logicalType": logical, "precision": precision, "scale": scale}
     if isinstance(logical, str) and logical in _LOGICAL and _LOGICAL[logical][0] == kind:
@@ -182,10 +190,10 @@ def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
 
 
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
-    """Return whether the bytes from `at` on are exactly one value of a schema; nothing is made of them.
+    """Return True if the bytes from `at` on are exactly one value of the schema.
 
-    The reader of whole batches says that one has a bad message, and not which: to ask it for each takes a millisecond.
-    This takes microseconds a message, and is asked only where a batch has a bad one.
+    The batch reader reports that a batch has a bad message, but not which; asking it for each message would take a
+    millisecond per message. This check takes microseconds, and runs only on batches with a bad message.
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
     try:
@@ -195,13 +203,13 @@ def is_one_value(node: Node, data: bytes, at: int) -> bool:
 
 
 def _end(node: Node, data: bytes, at: int) -> int:
-    """Return the offset just past the value at `at`. Raises `IndexError` or `ValueError` where none is."""
+    """Return the offset just past the value at `at`. Raises `IndexError` or `ValueError` if the bytes are invalid."""
     match node["type"]:
         case "union":
             choices = node["branches"]
             number, at = _long(data, at)
             if len(choices) == 2 and len(branches(node)) == 1:
-                # The reader takes whatever is not null for the value.
+                # arrow-rs treats every branch number other than null's as the value.
                 null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
                 return at if number == null else _end(choices[1 - null], data, at)
             if number < 0:
@@ -240,7 +248,7 @@ def _blocks_end(item: Node, data: bytes, at: int) -> int:
     while True:
         count, at = _long(data, at)
         if count < 0:
-            # Then the block says how many bytes it has.
+            # A negative count is followed by the block's size in bytes.
             count, at = -count, _long(data, at)[1]
         if not count:
             return at
@@ -251,11 +259,11 @@ def _blocks_end(item: Node, data: bytes, at: int) -> int:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+    """Return the varint at `at` and the offset just past it."""
     value = 0
-    for place in range(_NUMBER_BYTES):
-        byte = data[at + place]
-        value |= (byte & 0x7F) << 7 * place
+    for index in range(_NUMBER_BYTES):
+        byte = data[at + index]
+        value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at + place + 1
+            return (value >> 1) ^ -(value & 1), at + index + 1
     raise ValueError("a number without an end")

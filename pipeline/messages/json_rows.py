@@ -1,7 +1,7 @@
-"""Rows as JSON objects, a whole Arrow table at a time, as Spark's `to_json` writes them.
+"""Encoding of Arrow tables as JSON objects, in the format of Spark's `to_json`.
 
-Each column becomes a column of texts `"name":value`, null where the value is, and those are joined: Arrow's kernels do
-all of it, but for what is nested or has characters to escape, which Python's own encoder writes.
+Each column becomes a column of texts `"name":value`, null where the value is null, and these are joined by Arrow's
+kernels. Python's encoder is used only for nested values and for characters that need escapes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ...store.sst.showable import changed_inside, escaped
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""How Spark writes what JSON has no number for."""
+"""Spark's strings for floats that JSON lacks."""
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
-def check(what: str, schema: pa.Schema) -> None:
-    """See that there is JSON for these columns. Raises `Refused`, beginning with `what`."""
+def check(label: str, schema: pa.Schema) -> None:
+    """Check that the columns have a JSON form. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _has_json(field.type):
             raise Refused(
-                f"{what}: column {field.name!r} is {field.type}, for which there is no JSON",
-                hint="cast it in the stage's function, to a string for example",
+                f"{label}: column {field.name!r} is {field.type}, which has no JSON form",
+                hint="cast it in the stage's function, for example to a string",
             )
 
 
 def objects(rows: pa.Table) -> pa.Array:
-    """An object for each row, as UTF-8 bytes; what is null is left out. Strings that are no UTF-8 are escaped."""
+    """Encode each row as an object, in UTF-8; null fields are omitted. Strings that are not UTF-8 are escaped."""
     rows = escaped(rows)
     pieces = [
         pc.binary_join_element_wise(
@@ -48,7 +48,7 @@ def objects(rows: pa.Table) -> pa.Array:
     ]
     if not pieces:
         return pa.repeat(pa.scalar(b"{}", pa.binary()), rows.num_rows)
-    # With "skip", Arrow leaves a row out in which all are null. So one piece never is, and "{,…" becomes "{…".
+    # With "skip", a row of nulls only would be dropped. So add "{" as a piece, and turn "{,…" into "{…" afterwards.
     brace = pa.repeat(pa.scalar("{"), rows.num_rows)
     joined = pc.binary_join_element_wise(brace, *pieces, ",", null_handling="skip")
     opened = pc.binary_replace_slice(joined, 1, 2, "")
@@ -56,7 +56,7 @@ def objects(rows: pa.Table) -> pa.Array:
 
 
 def values(column: pa.ChunkedArray) -> pa.Array:
-    """The JSON of each value, as UTF-8 bytes; null where it is null. Strings that are no UTF-8 are escaped."""
+    """Encode each value as JSON, in UTF-8; nulls stay null. Strings that are not UTF-8 are escaped."""
     return _values(escaped(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
 
 
@@ -66,11 +66,11 @@ def _values(column: pa.Array) -> pa.Array:
         return column.cast(pa.string())
     if pa.types.is_floating(kind):
         odd = pc.invert(pc.is_finite(column))
-        return _replaced(column.cast(pa.string()), odd, column, lambda one: f'"{_NAMES[str(one)]}"')
+        return _replaced(column.cast(pa.string()), odd, column, lambda number: f'"{_NAMES[str(number)]}"')
     if pa.types.is_string(kind):
         quoted = pc.binary_join_element_wise('"', column, '"', "")
         special = pc.match_substring_regex(column, _ESCAPED)
-        return _replaced(quoted, special, column, lambda one: _ENCODER.encode(one).decode())
+        return _replaced(quoted, special, column, lambda text: _ENCODER.encode(text).decode())
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         return pc.binary_join_element_wise('"', _time_texts(column), '"', "")
     column = changed_inside(column, _time_texts)
@@ -80,9 +80,9 @@ def _values(column: pa.Array) -> pa.Array:
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
-    """Dates and times as texts, as Spark writes them by default: to the millisecond, `+10000-01-01T00:00:00.000Z`.
+    """Format dates and times as Spark does by default: to the millisecond, `+10000-01-01T00:00:00.000Z`.
 
-    Columns of other types are as they were.
+    Columns of other types are returned unchanged.
     """
     kind = column.type
     if pa.types.is_date32(kind):
@@ -92,7 +92,7 @@ def _time_texts(column: pa.Array) -> pa.Array:
         return column
     ticks, zone = column.cast(pa.int64()), "Z" if kind.tz else ""
     plain = ticks.cast(pa.timestamp(kind.unit))
-    # Arrow formats what has a zone ten times as slowly.
+    # Arrow formats timestamps with a zone ten times as slowly.
     plain = (pc.floor_temporal(plain, unit="millisecond") if kind.unit in ("us", "ns") else plain).cast(
         pa.timestamp("ms"), safe=False
     )
@@ -107,43 +107,45 @@ def _time_texts(column: pa.Array) -> pa.Array:
 
 
 _YEARS = (-719_162, 2_932_896)
-"""The first day of the year 1 and the last of the year 9999, counted from 1970: Arrow writes these as others do."""
+"""First day of the year 1 and last day of the year 9999, as days since 1970. Arrow formats these in ISO 8601."""
 
 
 def _far(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Which times, of so many ticks a day, are beyond the years 1 to 9999."""
+    """Return True for times before the year 1 or after 9999, given in ticks with `per_day` ticks a day."""
     first, last = _YEARS
-    least, most = (pa.scalar(max(min(each * per_day, _LARGEST), -_LARGEST), numbers.type) for each in (first, last + 1))
-    return pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most))
+    lower, upper = (
+        pa.scalar(max(min(day_number * per_day, _LARGEST), -_LARGEST), numbers.type) for day_number in (first, last + 1)
+    )
+    return pc.or_(pc.less(numbers, lower), pc.greater_equal(numbers, upper))
 
 
 _LARGEST = (1 << 63) - 1
 
 
 def _signed(text: str) -> str:
-    """A time of a year of more digits than four, with the sign that ISO 8601 has before it."""
+    """Prefix a time with "+" if its year has more than four digits, as ISO 8601 requires."""
     return text if text.startswith("-") or text.index("-") == 4 else f"+{text}"
 
 
-def _replaced(texts: pa.Array, which: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
-    """The texts of a column with others in the place of some, rarely of any."""
-    if not pc.any(which).as_py():
+def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
+    """Replace the texts where `selected` is true by `text_of` of the column's value."""
+    if not pc.any(selected).as_py():
         return texts
-    others = pa.array(map(text_of, column.filter(which).to_pylist()), pa.string())
-    return pc.replace_with_mask(texts, pc.fill_null(which, False), others)
+    replacements = pa.array(map(text_of, column.filter(selected).to_pylist()), pa.string())
+    return pc.replace_with_mask(texts, pc.fill_null(selected, False), replacements)
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A value of a nested column as the encoder takes it, and Spark writes it."""
+    """Return a value of a nested column as a Python value that the encoder writes as Spark does."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
-        each = ((field.name, _plain(value[field.name], field.type)) for field in kind)
-        return {name: one for name, one in each if one is not None}
+        field_values = ((field.name, _plain(value[field.name], field.type)) for field in kind)
+        return {name: field_value for name, field_value in field_values if field_value is not None}
     if pa.types.is_map(kind):
-        return {str(_plain(name, kind.key_type)): _plain(one, kind.item_type) for name, one in value}
+        return {str(_plain(name, kind.key_type)): _plain(item, kind.item_type) for name, item in value}
     if pa.types.is_list(kind):
-        return [_plain(one, kind.value_type) for one in value]
+        return [_plain(item, kind.value_type) for item in value]
     if pa.types.is_floating(kind) and not math.isfinite(value):
         return _NAMES[str(value)]
     return value

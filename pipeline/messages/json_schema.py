@@ -1,4 +1,4 @@
-"""JSON messages of a JSON Schema as Arrow arrays, by Arrow's JSON reader. Values are typed, not validated."""
+"""JSON messages with a JSON Schema as Arrow arrays, by Arrow's JSON reader. Values are typed, not validated."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(),
 
 
 class JsonReader(Reader):
-    """Reads JSON into the columns of one schema, whatever the writer's says."""
+    """Reads JSON messages into the columns of one schema, regardless of the writer's."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `Refused` for a schema of which no columns can be made."""
+        """Raises `Refused` for a schema that has no columns."""
         if schema.references:
-            raise Refused("a JSON Schema that refers to other subjects is not read", hint="register it as one schema")
+            raise Refused(
+                "JSON Schemas that refer to other subjects are not supported", hint="register it as one schema"
+            )
         try:
             root = json.loads(schema.text)
         except ValueError as error:
-            raise Refused(f"a JSON Schema that is no JSON: {error}") from None
+            raise Refused(f"the JSON Schema is not valid JSON: {error}") from None
         self.type = _column(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `Reader`."""
         count = len(messages)
-        # Each beside its number, in one object: so none is two, and none is taken for another's part.
+        # Wrap each message in an object with its number: this detects two values in a message, and half a value.
         numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
         lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
         data = lines.buffers()[2].to_pybytes() if count else b""
@@ -46,38 +47,38 @@ class JsonReader(Reader):
         try:
             table = arrow_json.read_json(io.BytesIO(data), read, parse)
         except pa.ArrowInvalid as error:
-            raise BadMessage(f"not of its JSON Schema: {error}") from None
+            raise BadMessage(f"it does not match its JSON Schema: {error}") from None
         if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
-            raise BadMessage("not one JSON value")
+            raise BadMessage("it is not exactly one JSON value")
         return table["v"].combine_chunks()
 
 
 def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
-    """The Arrow type of a part of the schema. `within` are the references that led here."""
+    """Return the Arrow type of a part of the schema. `within` lists the references that led to the part."""
     if not isinstance(node, dict):
-        raise _refused(at, "says nothing of its type")
+        raise _refused(at, "has no type")
     if "$ref" in node:
         ref = node["$ref"]
         if ref in within:
             raise _refused(at, f"contains itself ({ref})")
         return _column(_referenced(ref, root, at), root, at, (*within, ref))
-    for word in ("oneOf", "anyOf"):
-        if word in node:
-            choices = [one for one in node[word] if one != {"type": "null"}]
+    for keyword in ("oneOf", "anyOf"):
+        if keyword in node:
+            choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
             if len(choices) != 1:
-                raise _refused(at, f"is one of {len(choices)} things ({word})")
+                raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
             return _column(choices[0], root, at, within)
     declared = node.get("type") or []
     kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
         kinds = ["string"]
     if "properties" in node and kinds in ([], ["object"]):
-        fields = ((name, _column(one, root, f"{at}/{name}", within)) for name, one in node["properties"].items())
+        fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
         return pa.struct([pa.field(name, kind) for name, kind in fields])
     if sorted(kinds) == ["integer", "number"]:
         return pa.float64()
     if len(kinds) != 1:
-        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "says nothing of its type")
+        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "has no type")
     if kinds == ["array"]:
         return pa.list_(_column(node.get("items"), root, f"{at}/items", within))
     if kinds[0] not in _SIMPLE:
@@ -89,7 +90,7 @@ def _referenced(ref: str, root: Any, at: str) -> Any:
     node = root
     for name in ref.removeprefix("#").strip("/").split("/"):
         if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
-            raise _refused(at, f"refers to {ref!r}, which is not in it")
+            raise _refused(at, f"refers to {ref!r}, which the schema does not define")
         node = node[name] if name else node
     return node
 

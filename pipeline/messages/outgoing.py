@@ -1,4 +1,4 @@
-"""Rows as the records that a sink publishes: key, value and headers as bytes, a whole Arrow table at a time."""
+"""Records that a sink publishes, from whole Arrow tables: key, value and headers as bytes."""
 
 from __future__ import annotations
 
@@ -13,64 +13,69 @@ from ..api.sink import Encoding
 from . import avro_rows, json_rows
 
 HEADER = "header "
-"""What the columns of headers are called, before the header's name."""
+"""Prefix of a header's column name."""
 HEADERS = "headers"
-"""The column of all headers of a record, where they have one."""
+"""Name of the column with all headers of a record, if an encoding has one."""
 
 
-def check(what: str, encoding: Encoding, rows: pa.Schema) -> None:
-    """See that records can be made of rows of these columns; nothing is asked of a registry yet.
+def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
+    """Check that rows of these columns can be encoded, without a request to the registry. `label` begins each message.
 
-    Raises `NotFound` for a column that is not there, and `Refused` for one of which no bytes can be made.
+    Raises `NotFound` for a missing column, and `Refused` for a column that cannot be encoded.
     """
     value = () if encoding.value in ("json", "avro") else (encoding.value,)
     for role, names in (("key", encoding.key), ("value", value), ("header", [name for _, name in encoding.headers])):
         for name in names:
             if name not in rows.names:
-                raise NotFound(f"{role} column", name, rows.names, hint=f"{what} names it")
+                raise NotFound(f"{role} column", name, rows.names, hint=f"{label} names it")
             if role != "key" and not _is_bytes(rows.field(name).type):
                 raise Refused(
-                    f"{what}: its {role} column {name!r} is {rows.field(name).type}; expected bytes or a string",
+                    f"{label}: its {role} column {name!r} is {rows.field(name).type}; expected bytes or a string",
                     hint="cast it in the stage's function",
                 )
     if name := encoding.all_headers:
         if name not in rows.names:
-            raise NotFound("headers column", name, rows.names, hint=f"{what} names it")
+            raise NotFound("headers column", name, rows.names, hint=f"{label} names it")
         if rows.field(name).type != columns.HEADERS:
             raise Refused(
-                f"{what}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
+                f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_rows.check(what, pa.schema([rows.field(name) for name in encoding.key]))
+    json_rows.check(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_rows if encoding.value == "json" else avro_rows).check(what, _valued(encoding, rows))
+        (json_rows if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows of these columns, where there is to be one. Raises `Refused`."""
+    """Register the schema of rows of these columns if the encoding is Avro. Raises `Refused` and `Unavailable`."""
     if encoding.value == "avro":
-        avro_rows.registered(encoding.registry, encoding.subject, _valued(encoding, rows), patience_s)
+        avro_rows.registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
 
 def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
-    """Rows as records: columns `key` and `value` of bytes, and one for each header, or of all. Raises as `prepare`."""
-    made = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
-    made |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
+    """Encode rows to columns `key` and `value` of bytes, and a column per header or of all headers.
+
+    Raises `Refused` and `Unavailable` if the schema cannot be registered.
+    """
+    fields = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
+    fields |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
     if encoding.all_headers:
-        made[HEADERS] = rows[encoding.all_headers].cast(columns.HEADERS)
-    return pa.table(made)
+        fields[HEADERS] = rows[encoding.all_headers].cast(columns.HEADERS)
+    return pa.table(fields)
 
 
-_AROUND_BATCH = 61
-"""Bytes of a batch of records in Kafka's format (v2) beside them."""
+_BATCH_OVERHEAD = 61
+"""Overhead in bytes of a record batch in Kafka's format (v2)."""
 
 
 def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """How many bytes each of these records has as a batch of its own, which is what a topic bounds.
+    """Return the size in bytes of each record as a batch of its own, which `max.message.bytes` limits.
 
-    As Kafka's format lays them out, uncompressed: https://kafka.apache.org/documentation/#messageformat
+    Uncompressed, in Kafka's format: https://kafka.apache.org/documentation/#messageformat
     """
-    body = np.full(records.num_rows, 3, np.int64)  # attributes, and how much later it is than the batch's first
+    body = np.full(
+        records.num_rows, 3, np.int64
+    )  # one byte each: attributes, and time and offset relative to the batch's first record
     counts = np.zeros(records.num_rows, np.int64)
     for name, column in zip(records.column_names, records.columns, strict=True):
         column = column.combine_chunks()
@@ -85,16 +90,16 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
             body += totals[ends] - totals[ends - lengths]
             counts += lengths
         else:
-            there = np.asarray(column.is_valid())
+            is_set = np.asarray(column.is_valid())
             title = pa.array([name.removeprefix(HEADER)])
-            body += np.where(there, _counted_bytes(title)[0] + _counted_bytes(column), 0)
-            counts += there
+            body += np.where(is_set, _counted_bytes(title)[0] + _counted_bytes(column), 0)
+            counts += is_set
     body += _varint_bytes(counts)
-    return np.asarray(_AROUND_BATCH + _varint_bytes(body) + body, np.int64)
+    return np.asarray(_BATCH_OVERHEAD + _varint_bytes(body) + body, np.int64)
 
 
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of texts behind their number, which is -1 for null."""
+    """Return the size of each text with its length prefix, which is -1 for null."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
     return np.asarray(_varint_bytes(lengths) + np.maximum(lengths, 0), np.int64)
 
@@ -105,7 +110,7 @@ def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 _VARINTS = np.array([1 << bits for bits in (7, 14, 21, 28)], np.int64)
-"""The first number that takes one byte more, by how many it takes else."""
+"""The smallest numbers that take 2, 3, 4 and 5 bytes."""
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
@@ -120,15 +125,15 @@ def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray
 def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
     if encoding.value not in ("json", "avro"):
         return rows[encoding.value].cast(pa.binary())
-    valued = rows.select(_valued(encoding, rows.schema).names)
+    valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
         return json_rows.objects(valued)
     number = avro_rows.registered(encoding.registry, encoding.subject, valued.schema, patience_s)
     return avro_rows.messages(valued, number)
 
 
-def _valued(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
-    """The columns of the value."""
+def _value_schema(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
+    """Return the schema of the value's columns: all but the headers."""
     headers = {name for _, name in encoding.headers} | {encoding.all_headers}
     return pa.schema([field for field in rows if field.name not in headers])
 

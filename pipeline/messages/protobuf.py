@@ -1,7 +1,7 @@
 """Protobuf messages as Arrow arrays, by ptars; schemas are compiled by protoc.
 
-A message is read by the reader's schema: of fields that it does not know Protobuf takes no notice, and those that the
-writer does not know have Protobuf's defaults. The writer's schema tells which of its types a message is of.
+Messages are read by the reader's schema. By Protobuf's rules, fields unknown to the reader are ignored, and fields
+unknown to the writer get defaults. The writer's schema is needed to find the message type of a message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class ProtobufReader(Reader):
     """Reads one type of Protobuf message."""
 
     def __init__(self, schema: Schema, message: str = "") -> None:
-        """`message` is the type's full name, empty for the first of the schema.
+        """Open a reader for the type with the full name `message`, empty for the schema's first.
 
-        Raises `NotFound` where there is no such type, and `Refused` where protoc does not take the schema, or the type
-        has no columns.
+        Raises `NotFound` if there is no such type, and `Refused` if protoc rejects the schema or the type has no
+        columns.
         """
         types = _message_types(_compiled(schema))
         self._name = message or next(iter(types), "")
@@ -41,55 +41,54 @@ class ProtobufReader(Reader):
         self._handler = _handler(self._message)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """See `Reader`."""
         types = _message_types(_compiled(writer))
         if self._name not in types:
-            raise BadMessage(f"of a schema without {self._name}")
-        # A message says of which type it is by the way there through the types of its schema, as varints with zigzag.
-        # The first type of a schema is also written as one zero.
+            raise BadMessage(f"its schema has no message type {self._name}")
+        # A message begins with the index path of its type in the schema's file, as zigzag varints: first the length.
+        # The path of the first type may also be written as a single zero.
         path = types[self._name][0]
         prefixes = (b"".join(map(varint, (len(path), *path))), *((b"\x00",) if path == (0,) else ()))
-        rest = without(messages, HEAD_BYTES)
+        payloads = without(messages, HEAD_BYTES)
         bodies = pc.coalesce(
-            *(pc.if_else(pc.starts_with(rest, one), without(rest, len(one)), None) for one in prefixes)
+            *(pc.if_else(pc.starts_with(payloads, prefix), without(payloads, len(prefix)), None) for prefix in prefixes)
         )
         if bodies.null_count:
-            raise BadMessage(f"of another type than {self._name}")
+            raise BadMessage(f"it is not of the message type {self._name}")
         values, doubtful = self._columns(bodies)
         if len(doubtful):
-            # Protobuf's own parser goes by the order on the wire, one message after the other.
-            plain = pa.array([self._plain(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
-            again, _ = self._columns(plain)
-            where = np.arange(len(values))
-            where[doubtful] = len(values) + np.arange(len(doubtful))
-            values = pa.concat_arrays([values, again]).take(pa.array(where))
+            # Protobuf's own parser respects the order on the wire, but parses one message at a time.
+            normalized = pa.array([self._plain(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
+            reread, _ = self._columns(normalized)
+            source_rows = np.arange(len(values))
+            source_rows[doubtful] = len(values) + np.arange(len(doubtful))
+            values = pa.concat_arrays([values, reread]).take(pa.array(source_rows))
         return values
 
     def _columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return the columns of messages, and the rows in which they may be other ones. Raises `BadMessage`."""
+        """Return columns of messages, and rows whose columns may be wrong. Raises `BadMessage`."""
         try:
             batch = self._handler.array_to_record_batch(bodies)
         except ValueError as error:
-            raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
+            raise BadMessage(f"the bytes do not match the Protobuf schema: {error}") from None
         doubtful: list[Rows] = [np.empty(0, np.int64)]
         values = columns(batch.to_struct_array(), self._message, np.arange(len(bodies)), doubtful)
         return values, np.unique(np.concatenate(doubtful))
 
     def _plain(self, body: bytes) -> bytes:
-        """Return the message's bytes with each field once, and none that its type does not know."""
+        """Return the message with each field once and without unknown fields."""
         from google.protobuf.message import DecodeError
         from google.protobuf.message_factory import GetMessageClass
 
         try:
             message = GetMessageClass(self._message).FromString(body)
         except DecodeError as error:
-            raise BadMessage(f"not of the Protobuf schema that it names: {error}") from None
+            raise BadMessage(f"the bytes do not match the Protobuf schema: {error}") from None
         message.DiscardUnknownFields()
         return bytes(message.SerializePartialToString())
 
 
 def _handler(message: Any) -> Any:
-    """Return what reads messages of a type by its layout."""
+    """Return ptars's reader for a message type's layout."""
     from google.protobuf import descriptor_pool
     from ptars import HandlerPool, PtarsConfig
 
@@ -101,36 +100,36 @@ def _handler(message: Any) -> Any:
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Each message type's place among those of its file, and its descriptor, by full name."""
+    """Return each message type's index path in the file and its descriptor, by full name."""
     from google.protobuf import descriptor_pb2
 
-    found: dict[str, tuple[tuple[int, ...], Any]] = {}
+    types_by_name: dict[str, tuple[tuple[int, ...], Any]] = {}
 
     def add(types: Any, path: tuple[int, ...]) -> None:
-        for number, one in enumerate(types):
-            found[one.full_name] = ((*path, number), one)
-            add(one.nested_types, (*path, number))
+        for number, message_type in enumerate(types):
+            types_by_name[message_type.full_name] = ((*path, number), message_type)
+            add(message_type.nested_types, (*path, number))
 
-    # By name they are in no order; messages count in the file's.
+    # `message_types_by_name` is unordered; index paths follow the file's order.
     proto = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(proto)
-    add([file.message_types_by_name[one.name] for one in proto.message_type], ())
-    return found
+    add([file.message_types_by_name[message_type.name] for message_type in proto.message_type], ())
+    return types_by_name
 
 
 @lru_cache(maxsize=256)
 def _compiled(schema: Schema) -> Any:
-    """The schema's file descriptor. Raises `Refused` where protoc does not take it."""
+    """Return the schema's file descriptor. Raises `Refused` if protoc rejects the schema."""
     from google.protobuf import descriptor_pb2, descriptor_pool
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
         _write(Path(folder), _MAIN, schema)
         out = Path(folder) / "descriptors"
-        with resources.as_file(resources.files("grpc_tools") / "_proto") as known:
-            said = (f"-I{folder}", f"-I{known}", "--include_imports", f"--descriptor_set_out={out}", _MAIN)
-            if protoc.main(["protoc", *said]):
-                raise Refused("protoc does not take the Protobuf schema; its own words are above")
+        with resources.as_file(resources.files("grpc_tools") / "_proto") as well_known:
+            arguments = (f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}", _MAIN)
+            if protoc.main(["protoc", *arguments]):
+                raise Refused("protoc rejects the Protobuf schema; its output is above")
         files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -141,7 +140,7 @@ def _compiled(schema: Schema) -> Any:
 def _write(folder: Path, name: str, schema: Schema) -> None:
     file = (folder / name).resolve()
     if not file.is_relative_to(folder.resolve()):
-        raise Refused(f"a Protobuf schema refers to {name!r}, which is no place for a file")
+        raise Refused(f"a Protobuf schema refers to {name!r}, which is not a valid path")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(schema.text, encoding="utf-8")
     for other, referenced in schema.references:

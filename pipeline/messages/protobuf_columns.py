@@ -1,8 +1,8 @@
-"""Columns of a Protobuf message type, and the simpler type with the same bytes by which ptars reads its messages.
+"""Columns of a Protobuf message type, and the layout by which ptars reads the type's messages.
 
-In that type every field is optional, so that what is on the wire is told from what is not; enums are numbers, maps are
-lists of entries, and well-known types are messages like all others. What these mean is made of whole Arrow arrays here,
-by Protobuf's rules: https://protobuf.dev/programming-guides/encoding/
+A layout is a simpler type with the same bytes. All its fields are optional, so that fields on the wire can be told
+from missing ones; enums are numbers, maps are lists of entries, and well-known types are plain messages. This module
+converts them with whole Arrow arrays, by Protobuf's rules: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _WRAPPERS = tuple(
     for kind in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
 )
 _MICROS, _NANOS = 1_000_000, 1_000
-_MOST_SECONDS = (1 << 63) // _MICROS - 4
-"""With nanoseconds of 32 bits, which are at most three seconds more."""
+_MAX_SECONDS = (1 << 63) // _MICROS - 4
+"""Maximum seconds of a time in microseconds, less the up to three seconds of 32-bit nanoseconds."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
-"""The smallest type of Spark's that holds all of them."""
+"""The smallest Spark type that holds every unsigned 64-bit integer."""
 
 
 def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
-    """Return the Arrow type of a message type's columns. Raises `Refused` where it contains itself, or a group."""
+    """Return the Arrow type of a message type's columns. Raises `Refused` for a recursive type or a group."""
     if message.full_name in within:
         raise Refused(
-            f"the Protobuf message {message.full_name} contains itself, so it has no columns",
+            f"the Protobuf message {message.full_name} is recursive, so it has no columns",
             hint="decode it in a function of your own",
         )
     for field in message.fields:
         if field.type == field.TYPE_GROUP:
             raise Refused(
-                f"the Protobuf field {field.full_name} is a group, which is not read",
+                f"the Protobuf field {field.full_name} is a group, which is not supported",
                 hint="decode it in a function of your own",
             )
     return pa.struct([pa.field(field.name, _type(field, (*within, message.full_name))) for field in message.fields])
 
 
 def layout(message: Any) -> Any:
-    """Return a file that describes the type of the same bytes as its first message, as a `FileDescriptorProto`."""
+    """Return the `FileDescriptorProto` of the layout, whose first message has the same bytes as the type."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
@@ -58,9 +58,9 @@ def layout(message: Any) -> Any:
         if kind.full_name in names:
             return names[kind.full_name]
         name = names[kind.full_name] = f"M{len(names)}"
-        made = file.message_type.add(name=name)
+        message_proto = file.message_type.add(name=name)
         for field in kind.fields:
-            own = made.field.add(name=f"f{field.number}", number=field.number, type=field.type)
+            own = message_proto.field.add(name=f"f{field.number}", number=field.number, type=field.type)
             own.label = own.LABEL_REPEATED if field.is_repeated else own.LABEL_OPTIONAL
             if field.message_type is not None:
                 own.type_name = f".{_PACKAGE}.{add(field.message_type)}"
@@ -73,39 +73,39 @@ def layout(message: Any) -> Any:
 
 
 def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
-    """Return messages as ptars has read them by their layout as columns of `column_type`.
+    """Convert messages that ptars read by their layout to `column_type`.
 
     Args:
         values: The messages.
-        message: Their type.
-        rows: Of each, the row of the batch that it is in.
-        doubtful: Gets the rows in which the order on the wire decides, or what is not to be read: several fields of a
-            oneof, numbers of no enum where it is closed, entries without a message.
+        message: Descriptor of their type.
+        rows: For each message, its row in the batch.
+        doubtful: Gets the rows that need Protobuf's own parser, since the result depends on the order on the wire:
+            several fields of a oneof, unknown numbers of a closed enum, map entries without a message.
 
     Raises:
-        BadMessage: A time is beyond what a column holds.
+        BadMessage: A time is out of range.
     """
     present = values.is_valid()
     if values.null_count:
         rows = rows.copy()
     children = {field.name: child for field, child in zip(values.type, values.flatten(), strict=True)}
     for oneof in message.oneofs:
-        # By ptars all that are on the wire are set.
+        # ptars sets all fields of a oneof that are on the wire.
         num_set = np.zeros(len(values), np.int64)
         for field in oneof.fields:
             num_set += np.asarray(children[f"f{field.number}"].is_valid())
         doubtful.append(rows[num_set > 1])
-    made = [_column(children[f"f{field.number}"], field, rows, doubtful) for field in message.fields]
-    if not made:
+    built = [_column(children[f"f{field.number}"], field, rows, doubtful) for field in message.fields]
+    if not built:
         return pa.StructArray.from_arrays([], fields=[]) if not len(values) else _empty(present)
     mask = pc.invert(present) if values.null_count else None
-    fields = [pa.field(field.name, column.type) for field, column in zip(message.fields, made, strict=True)]
-    return pa.StructArray.from_arrays(made, fields=fields, mask=mask)
+    fields = [pa.field(field.name, column.type) for field, column in zip(message.fields, built, strict=True)]
+    return pa.StructArray.from_arrays(built, fields=fields, mask=mask)
 
 
 def _empty(present: pa.BooleanArray) -> pa.StructArray:
-    """Return structs without fields, null where nothing is present."""
-    return pa.array([{} if there else None for there in present.to_pylist()], pa.struct([]))
+    """Return structs without fields, null where `present` is false."""
+    return pa.array([{} if is_present else None for is_present in present.to_pylist()], pa.struct([]))
 
 
 def _type(field: Any, within: tuple[str, ...]) -> pa.DataType:
@@ -166,12 +166,14 @@ def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> p
     keys = _single(entries["f1"], key, inside, doubtful, fill=True)
     if value.message_type is not None:
         doubtful.append(inside[np.asarray(entries["f2"].is_null())])
-    found = _single(entries["f2"], value, inside, doubtful, fill=True)
-    return last_of_each_key(pa.MapArray.from_arrays(offsets, keys, found, type=pa.map_(keys.type, found.type)))
+    items_by_key = _single(entries["f2"], value, inside, doubtful, fill=True)
+    return last_of_each_key(
+        pa.MapArray.from_arrays(offsets, keys, items_by_key, type=pa.map_(keys.type, items_by_key.type))
+    )
 
 
 def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
-    """Return the values of a field, or of the elements of a repeated one; null gives the default if `fill` is set."""
+    """Return the values of a field, or of the items of a repeated field; `fill` replaces nulls by the default."""
     message = field.message_type
     if message is not None:
         if message.full_name in (_TIMESTAMP, _DURATION):
@@ -213,9 +215,9 @@ def _symbols(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, 
 def _instants(values: pa.StructArray, name: str) -> pa.Array:
     present = values.is_valid()
     seconds, nanos = (np.asarray(pc.fill_null(part, 0)).astype(np.int64) for part in values.flatten())
-    if ((seconds > _MOST_SECONDS) | (seconds < -_MOST_SECONDS)).any():
-        raise BadMessage(f"a {name} is beyond what a column of microseconds holds")
-    # A duration's parts have one sign; what is finer than microseconds is cut off towards zero, as Protobuf does it.
+    if ((seconds > _MAX_SECONDS) | (seconds < -_MAX_SECONDS)).any():
+        raise BadMessage(f"a {name} is out of range for a column of microseconds")
+    # Both parts of a duration have the same sign; round to microseconds towards zero, as Protobuf does.
     micros = nanos // _NANOS if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS)
     kind = pa.timestamp("us", "UTC") if name == _TIMESTAMP else pa.duration("us")
     return pa.array(seconds * _MICROS + micros, mask=~np.asarray(present)).cast(kind)

@@ -1,4 +1,4 @@
-"""A registered schema, what each of the three formats makes of one, and Confluent's wire format for whole arrays."""
+"""Registered schemas, the reader interface of the three formats, and Confluent's wire format for whole arrays."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ import pyarrow.compute as pc
 from ...errors import SlackwaterError
 
 HEAD_BYTES = 5
-"""Before each message: the byte 0, and the schema's id in four, largest first."""
+"""Size of a message's header: the byte 0, and the schema id in four bytes, big-endian."""
 NO_SCHEMA = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema as the registry has it."""
+    """A registered schema."""
 
     kind: str
     """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, Schema], ...] = ()
-    """What it names of other subjects: the name, and that schema."""
+    """Schemas of other subjects that this one references, with the name of each reference."""
 
 
 class BadMessage(SlackwaterError):
-    """Bytes that are no message of the schema that they name."""
+    """A message that does not match its schema."""
 
 
 class Reader(ABC):
-    """Reads messages into the columns of one schema, the reader's."""
+    """Reads messages into the columns of one schema, the reader's schema."""
 
     type: pa.DataType
-    """What comes out; null for a message that is null."""
+    """Arrow type of the values; null messages give null values."""
 
     @abstractmethod
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """As many values of `type` as there are messages of one writer's schema, each with its head, none null.
+        """Decode non-null messages of one writer's schema, with their headers, to one value of `type` each.
 
-        Raises `BadMessage` where one of them is none, and `Refused` where the writer's schema cannot be read as this.
+        Raises `BadMessage` if a message is invalid, and `Refused` if the writer's schema cannot be converted to the
+        reader's.
         """
 
     def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Which of such messages may be what they say: the others are none. For a batch that has bad ones.
+        """Return False for messages that are certainly bad: a quick check for batches with bad messages.
 
-        All of them where to read a few takes no longer than to examine one.
+        The default is True for all messages, for formats in which a check is no faster than a read.
         """
         return np.ones(len(messages), bool)
 
 
 def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """The schema id of each message, `NO_SCHEMA` for bytes without a head, and for null."""
+    """Return the schema id of each message, `NO_SCHEMA` for null and for bytes without a header."""
     ids = np.full(len(messages), NO_SCHEMA, np.int64)
     heads = pc.binary_slice(messages, 0, HEAD_BYTES)
     headed = np.asarray(pc.fill_null(pc.equal(pc.binary_length(heads), HEAD_BYTES), False))
@@ -67,15 +68,14 @@ def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
 
 
 def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
-    """The messages less their first bytes."""
-    # Where no end is given, Arrow's guess at the size of the result overflows.
+    # Without an explicit end, Arrow's size estimate of the result overflows.
     return pc.binary_slice(messages, num_bytes, 1 << 31)
 
 
 def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
-    """Return maps in which no key is twice: of several entries of one key the last counts, as for every dict.
+    """Return maps without duplicate keys: the last entry of a key is kept, as in a dict.
 
-    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all refuse maps with a key twice, at a later time.
+    `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all reject maps with duplicate keys, but only later.
     """
     starts = np.asarray(maps.offsets)
     sizes = np.diff(starts)
@@ -87,33 +87,33 @@ def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
     _, from_the_end = np.unique(entries[::-1], return_index=True)
     if len(from_the_end) == len(entries):
         return maps
-    kept = np.sort(len(entries) - 1 - from_the_end)
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(rows[kept], minlength=len(maps))))).astype(np.int32)
-    keys, items = maps.keys.take(pa.array(kept)), maps.items.take(pa.array(kept))
+    last_entries = np.sort(len(entries) - 1 - from_the_end)
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(rows[last_entries], minlength=len(maps))))).astype(np.int32)
+    keys, items = maps.keys.take(pa.array(last_entries)), maps.items.take(pa.array(last_entries))
     return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=maps.type)
 
 
 def varint(number: int) -> bytes:
-    """A number that is not negative as Avro writes it, and the registry the place of a Protobuf type."""
+    """Encode a non-negative number as a zigzag varint, as Avro and the registry's Protobuf index paths do."""
     number <<= 1
-    made = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes((*made, number))
+    return bytes((*encoded, number))
 
 
 def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """Zigzag, then seven bits a byte, the smallest first, each but the last with the eighth bit set."""
+    """Encode numbers as zigzag varints: seven bits a byte, lowest first, the eighth bit set in all but the last."""
     signed = numbers.astype(np.int64)
     zigzag = (signed << 1 ^ signed >> 63).view(np.uint64)
     sizes = np.ones(len(zigzag), np.int32)
-    for more in range(1, 10):
-        sizes += zigzag >= np.uint64(1) << np.uint64(7 * more)
+    for num_sevens in range(1, 10):
+        sizes += zigzag >= np.uint64(1) << np.uint64(7 * num_sevens)
     offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
     out = np.empty(int(offsets[-1]), np.uint8)
     for at in range(int(sizes.max(initial=0))):
-        mine = sizes > at
-        bits = (zigzag[mine] >> np.uint64(7 * at)).astype(np.uint8) & 0x7F
-        out[offsets[:-1][mine] + at] = bits | np.where(sizes[mine] > at + 1, 0x80, 0).astype(np.uint8)
+        has_byte = sizes > at
+        bits = (zigzag[has_byte] >> np.uint64(7 * at)).astype(np.uint8) & 0x7F
+        out[offsets[:-1][has_byte] + at] = bits | np.where(sizes[has_byte] > at + 1, 0x80, 0).astype(np.uint8)
     return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(out)])

@@ -1,4 +1,4 @@
-"""Messages that are stored, decoded as a stage's `decode(...)` does, for `operations.erasure`."""
+"""Decoding of stored messages for `operations.erasure`, by the formats of a stage's `decode(...)`."""
 
 from __future__ import annotations
 
@@ -25,31 +25,34 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StoredFormats:
-    """Decodes messages by schemas that a registry has."""
+    """Decodes messages by schemas of a registry."""
 
     patience_s: float = _PATIENCE_S
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """As `operations.erasure.matching.Formats`; without a subject by the schema that each message names."""
+        """Return decoded parts with their rows, and error reasons by row; implements `Formats.decoded`.
+
+        Without a subject in the format `how`, each message is decoded by the schema that its id names.
+        """
         from .decode import open_reader, read_batch
         from .registry import Registry
 
         try:
-            said = json.loads(how)
-            known = Registry.of(said["registry"], self.patience_s)
-            if subject := said.get("subject", ""):
-                schema = known.latest(subject, said.get("version"))
-                reader = open_reader(schema, said.get("message", ""))
-                values, bad = read_batch(messages, reader, schema.kind, known.by_id)
+            arguments = json.loads(how)
+            client = Registry.of(arguments["registry"], self.patience_s)
+            if subject := arguments.get("subject", ""):
+                schema = client.latest(subject, arguments.get("version"))
+                reader = open_reader(schema, arguments.get("message", ""))
+                values, bad = read_batch(messages, reader, schema.kind, client.by_id)
                 return [(values, np.arange(len(messages)))], _reasons(bad)
-            return self._by_their_own(known, messages)
+            return self._by_own_schema(client, messages)
         except ImportError as error:
             raise Refused(f"messages cannot be decoded here: {error}", hint=installing("registry")) from None
         except (ValueError, KeyError, TypeError):
-            raise Refused(f"{how!r} is no description of messages that is known here") from None
+            raise Refused(f"unknown message format {how!r}") from None
 
-    def _by_their_own(
-        self, known: Registry, messages: pa.Array
+    def _by_own_schema(
+        self, client: Registry, messages: pa.Array
     ) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
         from .decode import open_reader, read_batch
 
@@ -59,9 +62,9 @@ class StoredFormats:
             at = np.flatnonzero(ids == number)
             try:
                 if number == NO_SCHEMA:
-                    raise Refused("no magic byte 0 and schema id before it")
-                schema = known.by_id(number)
-                values, bad = read_batch(messages.take(pa.array(at)), open_reader(schema), schema.kind, known.by_id)
+                    raise Refused("it has no schema registry header (magic byte 0 and schema id)")
+                schema = client.by_id(number)
+                values, bad = read_batch(messages.take(pa.array(at)), open_reader(schema), schema.kind, client.by_id)
             except SlackwaterError as error:
                 reasons |= dict.fromkeys(at.tolist(), f"schema id {number}: {error.sentence}")
             else:
@@ -71,4 +74,4 @@ class StoredFormats:
 
 
 def _reasons(bad: tuple[Bad, ...]) -> dict[int, str]:
-    return {one.row: one.why for one in bad}
+    return {bad_message.row: bad_message.why for bad_message in bad}

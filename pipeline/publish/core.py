@@ -1,9 +1,9 @@
-"""What a publisher does, without Kafka, threads or time: take committed versions in order, each row once.
+"""The publishing algorithm, without Kafka, threads or time: takes committed versions in order, each row once.
 
-The rows of a sink lie in its internal topic, between the offsets that manifests name, as messages of the attempts that
-these name: what is published is fixed before anybody publishes it. So all that a publisher has to remember is a place,
-and all that must be atomic is to publish rows together with the place behind them. That is the target's to do: Kafka
-in a transaction, a function's receiver by the number of the version.
+A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
+manifests name. So the content is fixed before anything is published, and a publisher only needs to store its place.
+Rows and the place after them must be published atomically. The target does that: Kafka by a transaction, a function's
+receiver by the version number.
 """
 
 from __future__ import annotations
@@ -21,107 +21,107 @@ from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 
 _AHEAD = 1_000
-"""Committed versions that are remembered; further ones are read from the store."""
+"""Maximum committed versions kept in memory; more are read from the store."""
 _READ = 100
-"""Versions that are read from the store at once."""
+"""Versions read from the store at once."""
 
 
 class Share(NamedTuple):
-    """What is published next: messages of the internal topic."""
+    """The next part to publish: messages of the internal topic."""
 
     start: int
     end: int
-    """The message after the last."""
+    """Offset after the last message."""
     attempts: frozenset[str]
-    """Whose messages count."""
+    """Attempts whose messages count."""
     place: Place
-    """Where the publisher is behind it."""
+    """Place of the publisher after this part."""
 
 
 class Target(Protocol):
-    """Where rows go to, with the place behind them. Its methods raise a `SlackwaterError` where it never does it."""
+    """Destination of rows and of the place after them. Methods raise a `SlackwaterError` for permanent failures."""
 
     @property
     def max_rows(self) -> int:
-        """About how many rows are published at once, where that is more than a version; 0 for a version at a time."""
+        """Approximate maximum rows published at once, if more than a version; 0 for one version at a time."""
 
     def open(self) -> Place:
-        """Take over from whoever published before, and say where that was. Raises `Broken`."""
+        """Fence the previous publisher, and return its last place. Raises `Broken`."""
 
     def begin(self, version: int) -> None:
         """Begin to publish rows up to this version. Raises `Overtaken` or `Broken`."""
 
     def add(self, rows: pa.Table) -> None:
-        """Publish rows, for nobody to see yet. Raises `Overtaken` or `Broken`."""
+        """Add rows, not visible yet. Raises `Overtaken` or `Broken`."""
 
     def commit(self, place: Place) -> None:
-        """Publish what was added, and that this is where to go on. Raises `Overtaken` or `Broken`."""
+        """Publish the added rows, and this as the next place, atomically. Raises `Overtaken` or `Broken`."""
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Abort the open transaction, if any."""
 
 
 Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
-"""The rows of these attempts' messages from one offset to before another, each with the offset behind it."""
+"""Yields the rows of these attempts' messages from one offset to before another, each with the next offset."""
 
 
 class Backlog:
-    """The committed versions of a sink that are not published yet; `after` reads those after one, from the store."""
+    """Committed versions of a sink that are not published yet; `after` reads newer ones from the store."""
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
         self._after = after
-        self._heard: deque[tuple[int, Sink | None]] = deque(maxlen=_AHEAD)
-        self._known: deque[tuple[int, Sink]] = deque()
+        self._offered: deque[tuple[int, Sink | None]] = deque(maxlen=_AHEAD)
+        self._unpublished: deque[tuple[int, Sink]] = deque()
         self._up_to = self._newest = 0
-        """All versions up to the first are known, published, or without rows; there are some up to the second."""
+        """Versions up to `_up_to` are in `_unpublished`, published, or without rows; `_newest` is the newest one."""
 
     def restart(self, version: int) -> None:
-        """Go on behind this version."""
-        self._known.clear()
+        """Continue after this version."""
+        self._unpublished.clear()
         self._up_to = version
 
     def offer(self, committed: Manifest) -> None:
-        """A version was committed. May be called from another thread; one that is missed is read from the store."""
-        self._heard.append((committed.version, committed.sinks.get(self._sink)))
+        """Add a committed version. Thread-safe; missed versions are read from the store."""
+        self._offered.append((committed.version, committed.sinks.get(self._sink)))
 
     def share(self, place: Place, max_rows: int) -> Share | None:
-        """What is published next behind a place; None when all that is committed is."""
-        while self._heard:
-            version, heard = self._heard.popleft()
+        """Return the next part to publish after a place; None if everything committed is published."""
+        while self._offered:
+            version, sink = self._offered.popleft()
             self._newest = max(self._newest, version)
-            if version == self._up_to + 1 and len(self._known) < _AHEAD:
-                self._add(version, heard)
-        while self._known and self._known[0][0] <= place.version:
-            self._known.popleft()
-        while not self._known and self._up_to < self._newest:
+            if version == self._up_to + 1 and len(self._unpublished) < _AHEAD:
+                self._add(version, sink)
+        while self._unpublished and self._unpublished[0][0] <= place.version:
+            self._unpublished.popleft()
+        while not self._unpublished and self._up_to < self._newest:
             for manifest in islice(self._after(self._up_to), _READ):
                 self._add(manifest.version, manifest.sinks.get(self._sink))
-        if not self._known:
+        if not self._unpublished:
             return None
-        taken = [self._known[0]]
-        rows = taken[0][1].rows
-        for version, sink in islice(self._known, 1, None):
+        versions = [self._unpublished[0]]
+        rows = versions[0][1].rows
+        for version, sink in islice(self._unpublished, 1, None):
             rows += sink.rows
             if rows > max_rows:
                 break
-            taken.append((version, sink))
-        version, last = taken[-1]
-        attempts = frozenset(attempt for _, sink in taken for attempt in sink.attempts)
+            versions.append((version, sink))
+        version, last = versions[-1]
+        attempts = frozenset(attempt for _, sink in versions for attempt in sink.attempts)
         return Share(place.offset, last.end, attempts, Place(version, last.end, last.sent))
 
     def passed(self, place: Place) -> Place:
-        """The place, where there is nothing to publish, behind the versions without rows that came since."""
-        return place if self._known else replace(place, version=max(place.version, self._up_to))
+        """Return the place after newer versions without rows, if nothing is left to publish."""
+        return place if self._unpublished else replace(place, version=max(place.version, self._up_to))
 
     def _add(self, version: int, sink: Sink | None) -> None:
         if sink is not None and sink.rows:
-            self._known.append((version, sink))
+            self._unpublished.append((version, sink))
         self._up_to = version
 
 
 class Publisher:
-    """Publishes one sink, a transaction a step. `place` is how far it is, once opened."""
+    """Publishes one sink, one transaction a step. `place` is its progress, once opened."""
 
     def __init__(self, name: str, backlog: Backlog, target: Target, read: Read) -> None:
         self.place = Place(1, 0, 0)
@@ -131,16 +131,16 @@ class Publisher:
         self._read = read
 
     def open(self) -> None:
-        """Begin, or begin again: where the target says that the last transaction ended. Raises as `Target.open`."""
+        """Start, or restart, at the end of the target's last transaction. Raises as `Target.open`."""
         self.place = self._target.open()
         self._backlog.restart(self.place.version)
 
     def step(self) -> bool:
-        """Publish what is next; False when all that is committed is published.
+        """Publish the next part; return False if everything committed is published.
 
-        Raises `Overtaken` or `Broken` where nothing of this step has an effect, or all of it (`open` tells),
-        `Corruption` where the internal topic has not the rows that the manifests say, and another `SlackwaterError`
-        where they cannot be read or published.
+        After `Overtaken` or `Broken`, the step had no effect or its whole effect (`open` tells). Raises `Corruption` if
+        the internal topic does not have the rows of the manifests, and another `SlackwaterError` if they cannot be read
+        or published.
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:
@@ -152,21 +152,21 @@ class Publisher:
             self._target.add(part)
             rows += part.num_rows
             if self._target.max_rows and rows - self.place.rows >= most and rows < share.place.rows:
-                # A version that is larger than a transaction may be is published in several.
+                # Publish a version that exceeds the size of a transaction in several.
                 self._commit(Place(self.place.version, offset, rows))
                 self._target.begin(share.place.version)
         if rows != share.place.rows:
             raise Corruption(
                 f"the internal topic of {self._name} has {rows:,} rows up to offset {share.end}; the manifests up to "
-                f"v{share.place.version} say {share.place.rows:,}",
+                f"v{share.place.version} have {share.place.rows:,}",
                 object_key=self._name,
-                hint="was it written to by something else, or were records deleted from it?",
+                hint="check if another program wrote to it, or if records were deleted",
             )
         self._commit(share.place)
         return True
 
     def pass_over(self) -> int:
-        """Go on behind the next version without it, as Kafka has lost it; the rows given up. Raises as `step`."""
+        """Skip the next version, whose rows Kafka has lost; return the number of skipped rows. Raises as `step`."""
         share = self._backlog.share(self.place, 0)
         if share is None:
             return 0

@@ -1,4 +1,4 @@
-"""Sinks before anything is published: what is refused of them, their internal topics, and where they begin."""
+"""Checks of sinks before publishing, their internal topics, and their first places."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ _PATIENCE_S = 30.0
 
 
 def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
-    """The sinks that a stage writes: all, or, in a clone, those that it was told to publish."""
-    return (one for one in stage.sinks if publishes is None or one.name in publishes)
+    """Yield the sinks that a stage writes: all, or, in a clone, those that it was told to publish."""
+    return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
 
 def check_targets(
     kafka: Kafka, app: App, stages: Sequence[Stage], reads: Mapping[str, str], publishes: Mapping[str, str] | None
 ) -> None:
-    """See that the sinks of stages that are to run can be published.
+    """Check that the sinks of the stages to run can be published.
 
-    `reads` are topics that the app reads under another name, by the declared name; `publishes` is the topic of each
-    sink in a clone, None where they are as declared. Raises `NotFound`, and `Refused` where one may not be written, or
-    the app reads it.
+    `reads` has the topics that the app reads under another name, by the declared name; `publishes` has the topic of
+    each sink of a clone, None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be
+    written or that the app reads.
     """
-    wanted = {
-        (publishes or {}).get(one.name, one.name): stage.name
+    targets = {
+        (publishes or {}).get(sink.name, sink.name): stage.name
         for stage in stages
-        for one in written(stage, publishes)
-        if one.kind == "topic"
+        for sink in written(stage, publishes)
+        if sink.kind == "topic"
     }
-    if not wanted:
+    if not targets:
         return
     read = {reads.get(name, name) for name in app.topics}
-    there = kafka.partition_counts()
-    for topic, stage in wanted.items():
-        if topic not in there:
-            known = [name for name in there if not name.startswith("__")]
-            hint = f"stage {stage!r} has a sink that publishes there: make it"
-            raise NotFound("Kafka topic", topic, known, hint=hint)
+    partition_counts = kafka.partition_counts()
+    for topic, stage in targets.items():
+        if topic not in partition_counts:
+            visible = [name for name in partition_counts if not name.startswith("__")]
+            hint = f"stage {stage!r} has a sink that publishes there: create the topic"
+            raise NotFound("Kafka topic", topic, visible, hint=hint)
         if topic in read:
             raise Refused(
-                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would go round for "
+                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would loop for "
                 "ever",
-                hint="let the sink publish to another topic",
+                hint="publish to another topic",
             )
         if refused := kafka.not_writable(topic):
             raise refused
@@ -68,17 +68,17 @@ def check_targets(
 def create_internal(
     kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
 ) -> None:
-    """Make the internal topics of the stages' sinks, where there are none. Raises `Refused`."""
-    wanted = {internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
-    if wanted:
-        kafka.create_topics(wanted, only_ask=only_ask, config=FOR_EVER)
+    """Create the missing internal topics of the stages' sinks. Raises `Refused`."""
+    topics = {internal_topic(app, stage.name, sink.name): 1 for stage in stages for sink in written(stage, publishes)}
+    if topics:
+        kafka.create_topics(topics, only_ask=only_ask, config=FOR_EVER)
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
-    """Register schemas of what the sinks will publish. Raises `Refused`."""
-    for one in written(stage, publishes):
-        if one.encoding is not None:
-            outgoing.prepare(one.encoding, arrow_of(emits[one.name]), _PATIENCE_S)
+    """Register the schemas of the sinks' records. Raises `Refused`."""
+    for sink in written(stage, publishes):
+        if sink.encoding is not None:
+            outgoing.prepare(sink.encoding, arrow_of(emits[sink.name]), _PATIENCE_S)
 
 
 def claimed(
@@ -89,15 +89,14 @@ def claimed(
     publishes: Mapping[str, str] | None,
     accept_loss: bool,
 ) -> dict[str, Sink]:
-    """The sinks of a claim: those that were there go on, and new ones begin with it.
+    """Return the sinks of a claim: existing sinks continue, and new ones begin with the claim.
 
-    Those that a promotion gave which was withdrawn are given up: nothing of them was to be published.
+    Sinks from a withdrawn promotion are dropped: none of their rows were to be published.
 
-    Raises `Refused` where one is gone from the program and not all of its rows are published, which `accept_loss` gives
-    up.
+    Raises `Refused` if a sink is gone from the program before all of its rows are published; `accept_loss` drops them.
     """
-    declared = {one.name: one for one in written(stage, publishes)}
-    found, promotion = {}, draft.promotion
+    declared = {sink.name: sink for sink in written(stage, publishes)}
+    sinks, promotion = {}, draft.promotion
     withdrawn = promotion is not None and promotion.to == draft.app and apps.outcome(store, promotion) is False
     for name, sink in draft.sinks.items():
         if withdrawn:
@@ -105,51 +104,51 @@ def claimed(
         if name in declared and declared[name].kind == sink.kind:
             same = _same(kafka, draft.stage, name, sink, accept_loss)
             if same is not None:
-                found[name] = same
-        elif not accept_loss and (behind := published.behind(sink, published.newest(store, draft, name))):
+                sinks[name] = same
+        elif not accept_loss and (unpublished := published.behind(sink, published.newest(store, draft, name))):
             raise Refused(
-                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
-                f"{behind:,} to go",
-                hint="run the program that has it until `slackwater status` shows that all is published, or give "
-                "these rows up by --accept-loss",
+                f"stage {draft.stage!r} no longer has the sink {name!r}, but {unpublished:,} of its rows are not "
+                "published yet",
+                hint="run the program with the sink until `slackwater status` shows that all is published, or "
+                "drop these rows: --accept-loss",
             )
-    for name in declared.keys() - found.keys():
+    for name in declared.keys() - sinks.keys():
         topic = internal_topic(draft.app, stage.name, name)
         now = kafka.state(topic)
-        found[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
-    return {name: found[name] for name in declared}
+        sinks[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
+    return {name: sinks[name] for name in declared}
 
 
 def check_internal(
     kafka: Kafka, stage: Stage, head: Manifest, publishes: Mapping[str, str] | None, accept_loss: bool
 ) -> None:
-    """See that the internal topics of the sinks that go on are those that they were. Raises `AnotherTopic`."""
-    declared = {one.name: one.kind for one in written(stage, publishes)}
+    """Check that the internal topics of continuing sinks were not re-created. Raises `AnotherTopic`."""
+    declared = {sink.name: sink.kind for sink in written(stage, publishes)}
     for name, sink in head.sinks.items():
         if declared.get(name) == sink.kind:
             _same(kafka, head.stage, name, sink, accept_loss)
 
 
 def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
-    """A sink that goes on; None where its internal topic was made again and loss is accepted: it begins anew.
+    """Return a continuing sink; None to start it anew because its internal topic was re-created and loss is accepted.
 
-    Raises `AnotherTopic` where loss is not accepted.
+    Raises `AnotherTopic` if loss is not accepted.
     """
     try:
         now = kafka.state(sink.topic)
     except NotFound:
-        now = TopicState((0,), (0,))  # it is made before the claim
+        now = TopicState((0,), (0,))  # created before the claim
     if why := why_another(sink.topic, sink.topic_id, (sink.end,), now):
         if not accept_loss:
             raise AnotherTopic(f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=another_internal())
-        _log.warning("sink %r of stage %r begins anew, without what was not published yet: %s", name, stage, why)
+        _log.warning("sink %r of stage %r starts over, without rows not published yet: %s", name, stage, why)
         return None
     return replace(sink, topic_id=merged(sink.topic_id, now.id))
 
 
 def another_internal() -> str:
-    """The way on from an internal topic that was made again."""
+    """Return the hint for an internal topic that was deleted and created again."""
     return (
-        "rows that were committed and not published yet went with it: run the app with --accept-loss, which goes on "
-        "with what comes from then on"
+        "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
+        "new rows"
     )

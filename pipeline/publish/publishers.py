@@ -1,4 +1,4 @@
-"""The threads that publish the sinks of a runner's stages: beside the batches, and waited for by none."""
+"""Threads that publish the sinks of a runner's stages, in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("slackwater")
 _LOOK_S = 1.0
 _SOON_S = 0.01
 _AGAIN_S = (0.2, 5.0)
-"""From the first to the longest pause before a target is opened again."""
+"""Shortest and longest pause before a target is opened again."""
 _NOTE_S = 5.0
 _DECIDED_S = 0.1
 _PURGE_S = 60.0
@@ -38,9 +38,9 @@ _END_S = 5.0
 
 
 class SinkThread(threading.Thread):
-    """Publishes what is committed of one sink, from its start until it is closed.
+    """Publishes the committed rows of one sink, from its start until it is closed.
 
-    `accept_loss`: go on without rows that Kafka has lost. Kafka, or a function, may fail for `patience_s`.
+    `accept_loss`: continue without rows that Kafka has lost. Kafka, or a function, may fail for `patience_s`.
     """
 
     def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:
@@ -48,7 +48,7 @@ class SinkThread(threading.Thread):
         self.stage, self.sink = claimed.stage, book.name
         super().__init__(name=f"sink-{self.stage}-{self.sink}", daemon=True)
         self.error: BaseException | None = None
-        """Why nothing is published any more."""
+        """Error that ended publishing; None while it runs."""
         self._kafka, self._book, self._destination = kafka, book, target
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._purged = 0
@@ -56,13 +56,13 @@ class SinkThread(threading.Thread):
         self._hurry = False
         self._backlog = Backlog(self.sink, lambda version: history.after(book.store, claimed.app, self.stage, version))
         self._publisher = Publisher(book.title, self._backlog, target, self._read)
-        self._opened = self._over = self._withdrawn = False
+        self._opened = self._stop_requested = self._withdrawn = False
         self._head = claimed
         self._news = threading.Condition()
         self._backlog.offer(claimed)
 
     def offer(self, head: Manifest) -> None:
-        """A version of the stage was committed."""
+        """Add a committed version of the stage."""
         with self._news:
             self._head = head
             self._backlog.offer(head)
@@ -70,53 +70,53 @@ class SinkThread(threading.Thread):
 
     @property
     def since(self) -> int:
-        """The version that began the sink which it publishes."""
+        """Version in which the published sink began."""
         return self._book.sink.since
 
     @property
     def place(self) -> Place | None:
-        """How far it is; None before it knows."""
+        """Progress of publishing; None before it is known."""
         return self._publisher.place if self._opened else None
 
     @property
     def done(self) -> bool:
-        """Whether all that is committed is published, or never will be."""
+        """True if everything committed is published, or never will be."""
         place = self.place
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def hurry(self, *, hurried: bool) -> None:
-        """Tell the store at once what is published, while somebody waits for that; else now and then."""
+        """Note the place in the store at once while somebody waits for it; otherwise every few seconds."""
         with self._news:
             self._hurry = hurried
             self._news.notify()
 
     def stop(self) -> None:
-        """End after what is under way."""
+        """End after the current step."""
         with self._news:
-            self._over = True
+            self._stop_requested = True
             self._news.notify()
 
     def run(self) -> None:
-        """Publish until it is stopped, or something else than a pause is needed."""
+        """Publish until stopped, or until an error that a retry cannot fix."""
         patience = Patience(f"what {self._book.title} publishes to", self._patience_s)
         pause_s = _AGAIN_S[0]
         try:
             self._await_decision(patience)
-            while not self._over:
+            while not self._stop_requested:
                 try:
                     self._opened = False
                     self._publisher.open()
                     self._opened = True
-                    while not self._over:
+                    while not self._stop_requested:
                         more = self._step()
                         patience.answered()
                         self._keep_up()
                         if not more:
                             self._wait(_LOOK_S)
                 except Overtaken:
-                    # Also where the broker gave a transaction up that was open for too long: then the stage is ours.
+                    # The broker also aborts transactions that are open for too long: then the stage is still ours.
                     self._book.check_epoch()
-                    _log.warning("%s: its transaction was given up, and is made again", self._book.title)
+                    _log.warning("%s: its transaction was aborted, and is repeated", self._book.title)
                 except Broken as error:
                     if error.error is not None:
                         _log.warning("%s", error.error.message)
@@ -125,7 +125,7 @@ class SinkThread(threading.Thread):
                     except Unavailable as away:
                         raise error.error or away from error
                     self._wait(pause_s)
-                    # To open it again fences whoever has it: that must not be the stage's next runner.
+                    # Opening the target again fences its owner, which must not be the stage's next runner.
                     self._book.check_epoch()
                     pause_s = min(2 * pause_s, _AGAIN_S[1])
                 else:
@@ -137,8 +137,8 @@ class SinkThread(threading.Thread):
             self._destination.close()
 
     def _await_decision(self, patience: Patience) -> None:
-        """Of a sink that a promotion gave, publish nothing before that is decided, and nothing if it is withdrawn."""
-        while not self._over:
+        """Wait until the promotion that gave the sink is decided; publish nothing if it is withdrawn."""
+        while not self._stop_requested:
             try:
                 decided = self._book.decided()
             except Unavailable as error:
@@ -146,7 +146,7 @@ class SinkThread(threading.Thread):
                 decided = None
             if decided:
                 return
-            self._withdrawn = self._over = decided is False
+            self._withdrawn = self._stop_requested = decided is False
             with self._news:
                 self._news.wait(_DECIDED_S)
 
@@ -154,23 +154,23 @@ class SinkThread(threading.Thread):
         try:
             return self._publisher.step()
         except Gone as error:
-            # Who took the stage over publishes them, and has them deleted: then nothing is lost, nor ours to pass over.
+            # A newer runner of the stage may have published and deleted these records: then nothing is lost.
             self._book.check_epoch()
             if not self._accept_loss:
                 raise Gone(
                     f"{self._book.title} cannot go on: {error.message}, and were not published",
-                    hint="they were committed, and only Kafka had them; go on without them by --accept-loss",
+                    hint="they were committed, but only Kafka had them; to continue without them: --accept-loss",
                 ) from error
-        # What was begun has no effect.
+        # Abort the transaction that was begun.
         self._publisher.open()
         lost = self._publisher.pass_over()
-        _log.warning("%s goes on without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
+        _log.warning("%s continues without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
         return True
 
     def _wait(self, seconds: float) -> None:
         with self._news:
-            if not self._over:
-                # What was committed since the last look told nobody.
+            if not self._stop_requested:
+                # Versions committed since the last look may have been offered before this wait.
                 self._news.wait(_SOON_S if self._opened and not self.done else seconds)
 
     def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -179,7 +179,7 @@ class SinkThread(threading.Thread):
                 yield message.offset() + 1, rows_of(message)
 
     def _keep_up(self) -> None:
-        """Note the place, and have Kafka delete what is published, now and then."""
+        """Now and then, note the place and delete published records from Kafka."""
         now = time.monotonic()
         if now >= self._note_due or self._hurry:
             self._note_due = now + _NOTE_S
@@ -194,16 +194,16 @@ class SinkThread(threading.Thread):
     def _note_now(self) -> None:
         place = self.place
         if place is not None and place != self._book.noted:
-            # What must be noted the target notes itself; the next one of these is as good.
+            # Best effort: required notes are written by the target itself, and the next note replaces this one.
             with suppress(Unavailable):
                 self._book.note(place)
 
 
 class Publishers(Listener):
-    """The publishers of the claimed stages' sinks. `info` may be None where no stage has any; claims are by stage.
+    """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; claims are by stage.
 
-    `accept_loss`: go on without what nobody knows to be published or not, and without what Kafka has lost. Kafka, or a
-    function, may fail for `patience_s`.
+    `accept_loss`: continue without rows that may or may not be published, and without rows that Kafka has lost. Kafka,
+    or a function, may fail for `patience_s`.
     """
 
     def __init__(
@@ -241,58 +241,58 @@ class Publishers(Listener):
         self.follow(claimed)
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Start the new threads."""
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
     def follow(self, heads: Mapping[str, Manifest]) -> bool:
-        """Have a thread for each sink of these newest versions: one that began anew gets another. Whether any is new.
+        """Update the threads to the sinks of these newest versions; return True if any changed.
 
-        The new ones are to be started.
+        A sink that began anew gets a new thread. New threads are not started yet.
         """
-        mine = {(thread.stage, thread.sink): thread for thread in self._threads}
+        threads = {(thread.stage, thread.sink): thread for thread in self._threads}
         for stage, sink in self._sinks:
-            head, had = heads[stage], mine.get((stage, sink.name))
+            head, thread = heads[stage], threads.get((stage, sink.name))
             now = head.sinks.get(sink.name)
-            if had is not None and (now is None or now.since != had.since):
-                mine.pop((stage, sink.name)).stop()
-            if now is not None and (had is None or now.since != had.since):
-                mine[stage, sink.name] = self._make(sink, head)
-        is_news = {*mine.values()} != {*self._threads}
-        self._threads = tuple(mine.values())
+            if thread is not None and (now is None or now.since != thread.since):
+                threads.pop((stage, sink.name)).stop()
+            if now is not None and (thread is None or now.since != thread.since):
+                threads[stage, sink.name] = self._make(sink, head)
+        is_news = {*threads.values()} != {*self._threads}
+        self._threads = tuple(threads.values())
         return is_news
 
     def hurry(self, *, hurried: bool) -> None:
-        """Tell the store at once what is published, or now and then."""
+        """Note places in the store at once, or every few seconds."""
         if hurried != self._hurried:
             self._hurried = hurried
             for thread in self._threads:
                 thread.hurry(hurried=hurried)
 
-    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """A version was committed."""
+    def move(self, head: Manifest, _newest: Manifest | None = None) -> None:
+        """Add a committed version."""
         for thread in self._threads:
             if thread.stage == head.stage:
                 thread.offer(head)
 
     def check(self) -> None:
-        """Raise what ended one of them, if anything did: a `SlackwaterError`, as a rule."""
+        """Raise the error that ended a thread, if any: usually a `SlackwaterError`."""
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
 
     @property
     def done(self) -> bool:
-        """Whether all that is committed is published."""
+        """True if everything committed is published."""
         return all(thread.done for thread in self._threads)
 
     def places(self, stage: str) -> dict[str, Place | None]:
-        """How far the sinks of a stage are."""
+        """Return the place of each sink of a stage; None before it is known."""
         return {thread.sink: thread.place for thread in self._threads if thread.stage == stage}
 
     def close(self) -> None:
-        """End all, after what is under way; what takes long is left, and published by the next runner."""
+        """Stop all threads after their current step; the next runner publishes what takes too long."""
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:

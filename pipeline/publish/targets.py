@@ -1,8 +1,8 @@
-"""Where the rows of a sink go to, with the publisher's place: a Kafka topic, or a function of the user's.
+"""Targets of a sink, which store rows and the publisher's place: a Kafka topic, or a user's function.
 
-Into a topic rows go in transactions that have the place in them: the offset on the internal topic that the stage's
-consumer group has in Kafka. Beside it stands which version that is, and of which app: one that was removed and made
-anew has offsets of its own.
+Rows go to a topic in transactions that also commit the place: the stage's consumer group has an offset on the internal
+topic. The offset's metadata has the version and the app's id, because an app that was removed and created again has
+other offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..spark.user_errors import as_user_error
 
 @dataclass(slots=True)
 class Book:
-    """What the store knows of a sink of a stage that was claimed."""
+    """The store's information about a sink of a claimed stage."""
 
     store: ObjectStore
     claimed: Manifest
     name: str
     noted: Place | None = None
-    """The place that the store has, as far as is known here."""
+    """Place in the store, as far as known here."""
 
     @property
     def sink(self) -> Sink:
@@ -39,20 +39,20 @@ class Book:
 
     @property
     def title(self) -> str:
-        """The sink, as messages name it."""
+        """Name of the sink in messages."""
         return f"sink {self.name!r} of stage {self.claimed.stage!r}"
 
     def began(self) -> Place:
-        """Where the sink began. Until all is published, no collection takes that version; after that, nobody asks."""
+        """Return the place where the sink began. Its version is not collected before all rows are published."""
         first, since = self.claimed, self.sink.since
         if since != first.version:
             first = history.read(self.store, first.app, first.stage, since)
         return Place(since, first.sinks[self.name].end, 0)
 
     def decided(self) -> bool | None:
-        """Whether the sink may be published: False for never, None where a promotion that gave it is not decided yet.
+        """Return True if the sink may be published, False if never, None while its promotion is undecided.
 
-        One request, or none.
+        Costs one request, or none.
         """
         promotion = self.claimed.promotion
         if promotion is None or promotion.to != self.claimed.app:
@@ -60,56 +60,57 @@ class Book:
         return apps.outcome(self.store, promotion)
 
     def read(self) -> Place | None:
-        """The place that the store has, None before the first start."""
+        """Return the place in the store; None before the first start."""
         self.noted = published.newest(self.store, self.claimed, self.name)
         return self.noted
 
     def note(self, place: Place) -> None:
-        """Put a place into the store."""
+        """Write a place to the store."""
         published.note(self.store, self.claimed, self.name, place, self.noted)
         self.noted = place
 
     def check_epoch(self) -> None:
-        """Raise `Fenced` where somebody took the stage over."""
+        """Raise `Fenced` if another writer took the stage over."""
         claimed = self.claimed
-        head = history.head(self.store, claimed.app, claimed.stage, known=claimed.version)
+        head = history.head(self.store, claimed.app, claimed.stage, hint=claimed.version)
         commit.check_epoch(head or claimed, claimed.epoch)
 
 
 @dataclass(slots=True)
 class ToTopic:
-    """A target for `core.Publisher`: a topic, into which the transactions go."""
+    """Target that publishes to a topic by transactions."""
 
     max_rows: ClassVar[int] = 250_000
 
     transactions: Transactions
     book: Book
     app_id: int
-    """Which app of its name this is."""
+    """Distinguishes this app from others of its name."""
     accept_loss: bool = False
-    """Whether to go on from the claim if nobody knows what was published."""
+    """True to continue from the claim if the published place is unknown."""
 
     def open(self) -> Place:
-        """See the Protocol. Raises `Refused` where nobody knows any more what was published."""
+        """Fence the previous publisher, and return its last place. Raises `Refused` if that is unknown."""
         try:
-            found = self.transactions.open()
-            place, stored = self._place(*found) if found else None, self.book.read()
+            committed = self.transactions.open()
+            place, stored = self._place(*committed) if committed else None, self.book.read()
             if place is None:
                 place = self._begin(stored)
         except Overtaken as error:
             raise Broken(str(error)) from error
-        # Versions without rows bring no transaction; the store's place passes over them.
+        # Versions without rows make no transaction; the place in the store may be further.
         return max(place, stored) if stored is not None and stored.rows == place.rows else place
 
     def begin(self, version: int) -> None:
         self.transactions.begin()
 
     def add(self, rows: pa.Table) -> None:
-        """See the Protocol. The columns are those of `messages.outgoing.records`."""
+        """Add rows, with the columns of `messages.outgoing.records`."""
         keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
         if HEADERS in rows.column_names:
-            found = rows[HEADERS].to_pylist()
-            self.transactions.add(keys, values, [[(one["key"], one["value"]) for one in each or ()] for each in found])
+            maps = rows[HEADERS].to_pylist()
+            headers = [[(header["key"], header["value"]) for header in entries or ()] for entries in maps]
+            self.transactions.add(keys, values, headers)
             return
         named = [name for name in rows.column_names if name.startswith(HEADER)]
         if not named:
@@ -118,7 +119,7 @@ class ToTopic:
         columns = zip(*(rows[name].to_pylist() for name in named), strict=True)
         names = [name.removeprefix(HEADER) for name in named]
         headers = [
-            [(name, value) for name, value in zip(names, each, strict=True) if value is not None] for each in columns
+            [(name, value) for name, value in zip(names, row, strict=True) if value is not None] for row in columns
         ]
         self.transactions.add(keys, values, headers)
 
@@ -129,15 +130,15 @@ class ToTopic:
         self.transactions.close()
 
     def _begin(self, stored: Place | None) -> Place:
-        """The place of a sink of which Kafka has none: its beginning, or what the store knows for sure."""
+        """Return the place of a sink that has none in Kafka: its beginning, or the place in the store if complete."""
         begin, sink = self.book.began() if stored is None else stored, self.book.sink
         if stored is not None and stored.rows < sink.sent:
             if not self.accept_loss:
                 raise Refused(
-                    f"Kafka has forgotten how far {self.book.title} was published: by the store at least up to "
-                    f"v{stored.version}, and nobody knows whether the versions behind it were",
-                    hint="it forgets offsets after offsets.retention.minutes without a commit. --accept-loss goes on "
-                    "with what comes from now on; the rows in between are in the internal topic until then",
+                    f"Kafka no longer has the position of {self.book.title}: by the store, it was published at "
+                    f"least up to v{stored.version}; newer versions may or may not be",
+                    hint="Kafka deletes offsets after offsets.retention.minutes without a commit. --accept-loss "
+                    "continues with new rows; the rows in between are in the internal topic until then",
                 )
             begin = Place(self.book.claimed.version, sink.end, sink.sent)
         self.transactions.begin()
@@ -146,17 +147,17 @@ class ToTopic:
         return begin
 
     def _place(self, offset: int, text: str) -> Place | None:
-        """What Kafka has, None where that is of another app of this name, or of an earlier sink."""
-        words = text.split()
-        if len(words) != 3 or words[0] != str(self.app_id):
+        """Return the place in Kafka; None for another app of this name, or for an earlier sink."""
+        parts = text.split()
+        if len(parts) != 3 or parts[0] != str(self.app_id):
             return None
-        place = Place(int(words[1][1:]), offset, int(words[2]))
+        place = Place(int(parts[1][1:]), offset, int(parts[2]))
         return place if place.version >= self.book.sink.since else None
 
 
 @dataclass(slots=True)
 class ToFunction:
-    """A target for `core.Publisher`. What is done twice, after a crash, has the same version both times."""
+    """Target that calls a function. After a crash, rows may be delivered twice, both times with the same version."""
 
     max_rows: ClassVar[int] = 0
 
@@ -165,7 +166,7 @@ class ToFunction:
     _rows: list[pa.Table] = field(default_factory=list)
 
     def open(self) -> Place:
-        """See the Protocol."""
+        """Return the place in the store, or the beginning of the sink."""
         place = self.book.read()
         if place is None:
             self.book.note(place := self.book.began())
@@ -178,17 +179,17 @@ class ToFunction:
         self._rows.append(rows)
 
     def commit(self, place: Place) -> None:
-        """See the Protocol. Raises `Broken` for whatever the function raises."""
+        """Call the function with the added rows. Raises `Broken` for any error of the function."""
         claimed = self.book.claimed
         try:
-            if self._rows:  # else they are given up
+            if self._rows:  # none if the rows were skipped
                 with as_user_error(f"{self.book.title}, at v{place.version}", self.function):
-                    # Tasks of one version have the same columns.
+                    # All tasks of a version send the same columns.
                     self.function(claimed.app, claimed.stage, place.version, pa.concat_tables(self._rows))
         except SlackwaterError as error:
-            # What it writes to may be away for a moment.
+            # The function's destination may be unavailable for a moment.
             raise Broken(error.message, error) from error
         self.book.note(place)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""

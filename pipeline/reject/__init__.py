@@ -1,4 +1,4 @@
-"""Poison records: whose fault an error is, which records are to blame, and the batch without them.
+"""Poison records: attribution of a batch's error to records, and a retry of the batch without those records.
 
-Which records to try next is decided without Spark: `state/failing.py` over `state/culprit.py`.
+Deciding which records to try next needs no Spark: `state/failing.py` and `state/culprit.py`.
 """

@@ -1,4 +1,4 @@
-"""Whose fault an error of a batch is: a record's, or of whatever else there is. Errors cross from tasks as text."""
+"""Attribution of a batch's error to its records or to the environment, from the text that Spark passes on."""
 
 from __future__ import annotations
 
@@ -23,82 +23,86 @@ _OF_SPARK = re.compile(
     r"|No space left on device"
 )
 _QUOTED = re.compile(r"'[^'\n]*'")
-"""What Spark, and Python's `repr`, put around a value of the record: its words say nothing of Spark."""
+"""Quoted parts of an error text, which may hold a record's values rather than Spark's own words."""
 _TASK = re.compile(
     r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
-    # What an expression raised comes as it is, and not as the failure of a job, where it has a condition's name.
+    # Errors of expressions with a condition name come without the wrapping "Job aborted".
     r"|^org\.apache\.spark\.Spark\w*Exception: \[(?!INTERNAL_ERROR)[A-Z]",
     re.MULTILINE,
 )
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
-_WRAPS = ("PythonException", "SparkException", "Py4JJavaError")
-"""What Spark wraps errors of tasks in."""
-_MOST, _PIECE = 16_000, 4_000
-"""Characters that are kept of a stack, and those that Java is asked for at once."""
+_WRAPPERS = ("PythonException", "SparkException", "Py4JJavaError")
+"""Classes in which Spark wraps errors of tasks."""
+_MAX_STACK, _CHUNK = 16_000, 4_000
+"""Maximum characters of a stored stack, and of one answer from the JVM."""
 
 
 def blamed(error: BaseException) -> Failure | None:
-    """What records are to blame for; None where the store, Kafka, Spark or a machine failed.
+    """Return the failure that records cause; None if the store, Kafka, Spark or a machine failed.
 
-    What no record can be blamed for is not searched for: the batch is dropped whole, as ever. What the user's function
-    raises is a record's, whatever its class and words; what our own part of a task raises is marked (`source.worker`).
+    Errors of a user's function are attributed to records, whatever their class and text; errors of slackwater's code in
+    tasks are marked (`source.worker`). For None, the batch is dropped without a search.
     """
     if isinstance(error, StateFailed):
         return error.told.why
     text = text_of(error)
     own = ERROR_MARK.told(text)
-    # What Python raised comes after its traceback, and may quote a record: its words say nothing of Spark.
+    # Text after a Python traceback may quote a record, so search only the text before for Spark's own errors.
     if None in own or _OF_SPARK.search(_QUOTED.sub("''", text.partition(_TRACEBACK)[0])):
         return None
     text = ERROR_MARK.without(text)
     if own:
-        return Failure(BadRecord.__name__, str(own[-1]), text[-_MOST:])
+        return Failure(BadRecord.__name__, str(own[-1]), text[-_MAX_STACK:])
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
         return None
     first = _first_raised(text.partition(_TRACEBACK)[2] or text)
-    return Failure(*(first or (type(error).__name__, str(error).partition("\n")[0])), text[-_MOST:])
+    return Failure(*(first or (type(error).__name__, str(error).partition("\n")[0])), text[-_MAX_STACK:])
 
 
 def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
-    """What a record is to blame for of a Java error that one of Spark's expressions raised.
+    """Return a Java error of a Spark expression as a record's failure.
 
-    Raises `Py4JJavaError`, the error itself, where it is not the record's.
+    Raises `Py4JJavaError`, the error itself, if no record causes the error.
     """
     shown = _shown(spark, error)
     if _OF_SPARK.search(_QUOTED.sub("''", shown)):
         raise Py4JJavaError("", error)
     first = _first_raised(shown.replace("Caused by: ", ""))
     kind, message = first or (str(error.getClass().getSimpleName()), str(error.getMessage()))
-    # Pyspark names Spark's own classes so where it knows them, and `blamed` tells its names.
+    # PySpark's names of these classes have no "Spark" prefix; use the same names as `blamed`.
     plain = kind.removeprefix("Spark")
-    return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MOST:])
+    return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MAX_STACK:])
 
 
 def text_of(error: BaseException) -> str:
-    """All that is known of an error: what it says, and where it was raised in Spark's workers and its JVM."""
+    """Return an error's message and those of its causes in Spark's workers and the JVM."""
     cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
-    behind: list[str] = []
-    while cause is not None and len(behind) < 8:  # an error may be its own cause
-        behind.append(f"{cause.getClass().getName()}: {cause.getMessage()}")
+    causes: list[str] = []
+    while cause is not None and len(causes) < 8:  # an error may be its own cause
+        causes.append(f"{cause.getClass().getName()}: {cause.getMessage()}")
         cause = cause.getCause()
-    return f"{type(error).__name__}: {error}\n" + "\n".join(behind)
+    return f"{type(error).__name__}: {error}\n" + "\n".join(causes)
 
 
 def _first_raised(text: str) -> tuple[str, str] | None:
-    """Kind and message of what was raised first."""
-    return next((each for each in _RAISED.findall(text) if each[0] not in _WRAPS), None)
+    """Return class and message of the error that was raised first, or None if there is none."""
+    return next((match for match in _RAISED.findall(text) if match[0] not in _WRAPPERS), None)
 
 
 def raised(target: Any, method: str, *arguments: Any) -> Any:
-    """The Java error that a call of a method ends with, as an object of the JVM; None where it ends well.
+    """Call a Java method; return the error that the call raises as a JVM object, or None if the call succeeds.
 
-    Pyspark makes an error of its own of each Java error, with some fifty calls more.
+    PySpark converts each Java error to a Python error, which takes some fifty calls more.
     """
     client = target._gateway_client
-    words = "".join(protocol.get_command_part(each, client.gateway_property.pool) for each in arguments)
-    called = f"{protocol.CALL_COMMAND_NAME}{target._target_id}\n{method}\n{words}{protocol.END_COMMAND_PART}"
-    answer = client.send_command(called)
+    encoded_arguments = "".join(
+        protocol.get_command_part(argument, client.gateway_property.pool) for argument in arguments
+    )
+    command = (
+        f"{protocol.CALL_COMMAND_NAME}{target._target_id}\n{method}\n{encoded_arguments}{protocol.END_COMMAND_PART}"
+    )
+    answer = client.send_command(command)
     try:
         protocol.get_return_value(answer, client, target._target_id, method)
     except protocol.Py4JJavaError as error:
@@ -107,13 +111,13 @@ def raised(target: Any, method: str, *arguments: Any) -> Any:
 
 
 def _shown(spark: SparkSession, error: Any) -> str:
-    """What Java shows of an error and of those behind it, up to `_MOST` characters.
+    """Return a Java error's stack trace with its causes, up to `_MAX_STACK` characters.
 
-    An answer of more than 8 KiB takes two packets, the second of which waits 40 ms for the first to be acknowledged.
+    An answer of more than 8 KiB takes two packets, the second of which waits 40 ms for the first one's acknowledgement.
     """
     jvm: Any = spark._jvm
     text = jvm.java.io.StringWriter()
     error.printStackTrace(jvm.java.io.PrintWriter(text))
     written = text.getBuffer()
-    length = min(int(written.length()), _MOST)
-    return "".join(str(written.substring(at, min(at + _PIECE, length))) for at in range(0, length, _PIECE))
+    length = min(int(written.length()), _MAX_STACK)
+    return "".join(str(written.substring(start, min(start + _CHUNK, length))) for start in range(0, length, _CHUNK))

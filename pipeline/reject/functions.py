@@ -1,7 +1,7 @@
-"""Python functions of a user's, tried in the task that has their rows: for which of these they fail, and why.
+"""Trials of users' Python functions in the tasks that hold their rows: which rows a function fails for, and why.
 
-Each class stands in for a function of one kind of Spark's, and gives a text for each row for which that fails: a
-`Failure` as JSON. The function comes as the bytes by which Spark itself hands it to its workers.
+Each class replaces a function of one kind of Spark's and returns, for each row for which the function fails, a
+`Failure` as JSON. The function is given as Spark's own serialized command.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ...state.failing import RECORD, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"
-"""What a function of whole batches is replaced by gives."""
+"""Result columns of the function that replaces a function of whole batches."""
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Trial:
     command: bytes = field(repr=False)
     most: int
-    """How many rows may fail for each call. Where there are more, one more at least is told, and not all."""
+    """Maximum number of failing rows per call. If there are more, at least one more is reported, but not all."""
     mark: ErrorMark = ERROR_MARK
-    """What errors carry that are our own part's, as where a schema registry is away: no row's fault."""
+    """Marks errors of slackwater's own code, such as an unavailable schema registry, which no row causes."""
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -42,78 +42,79 @@ class _Tried:
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
-        """For each of so many rows why it fails, None where it does not."""
+        """Return for each row the error as JSON, or None if the function passes."""
 
         def checked(rows: Items) -> None:
             try:
                 attempt(rows)
             except Exception as error:
                 if None in self.mark.told("\n".join(getattr(error, "__notes__", ()))):
-                    raise NoItems from error  # our own part fails
+                    raise NoItems from error  # slackwater's own code failed
                 raise
 
-        # Loaded by itself: what fails in that is no row's fault.
+        # Load the function outside of the trial, since no row causes a failure of that.
         _ = self.function
-        why: list[str | None] = [None] * count
+        errors: list[str | None] = [None] * count
         attempts = one_by_one(checked)
         if count and attempts([np.arange(count)])[0] is not None:
             for row, failure in failing(count, attempts, self.most).items():
-                why[row] = msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
-        return why
+                errors[row] = msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
+        return errors
 
 
 @cache
 def _loaded(command: bytes) -> Callable[..., Any]:
-    # It was made by this run, of its own program, and has not left it.
-    found = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
-    # One that is large comes to workers as a broadcast variable.
-    return (CPickleSerializer().loads(found.value) if isinstance(found, Broadcast) else found)[0]  # type: ignore[no-any-return,no-untyped-call]
+    # Safe to unpickle: this run's own driver serialized the command.
+    deserialized = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
+    # Spark ships large commands as broadcast variables.
+    return (CPickleSerializer().loads(deserialized.value) if isinstance(deserialized, Broadcast) else deserialized)[0]  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _OfARow(_Tried):
-    """Stands in for a function of the values of one row."""
+class _RowTrial(_Trial):
+    """Replaces a function of one row's values."""
 
-    def __call__(self, *values: Any, **named: Any) -> str | None:
+    def __call__(self, *values: Any, **keywords: Any) -> str | None:
         function = self.function
         try:
-            # Nearly all rows pass, and to set out to try groups of them takes longer than many a function.
-            function(*values, **named)
+            # Nearly all rows pass, and preparing a trial of groups takes longer than many functions do.
+            function(*values, **keywords)
         except Exception:
-            return self._failing(1, lambda _: function(*values, **named))[0]
+            return self._failing(1, lambda _: function(*values, **keywords))[0]
         return None
 
 
-class _OfColumns(_Tried):
-    """Stands in for a function of columns, of pandas or of Arrow."""
+class _ColumnTrial(_Trial):
+    """Replaces a pandas or Arrow function of columns."""
 
-    def __call__(self, *columns: Any, **named: Any) -> Any:
-        every = [*columns, *named.values()]
+    def __call__(self, *columns: Any, **keywords: Any) -> Any:
+        inputs = [*columns, *keywords.values()]
 
         def attempt(rows: Items) -> None:
-            some = _rows(every, rows)
-            made = self.function(*some[: len(columns)], **dict(zip(named, some[len(columns) :], strict=True)))
-            _whole(len(made), len(rows))
+            sample = _rows(inputs, rows)
+            result = self.function(*sample[: len(columns)], **dict(zip(keywords, sample[len(columns) :], strict=True)))
+            _check_length(len(result), len(rows))
 
-        return _like(every, self._failing(_length(every), attempt))
+        return _column(inputs, self._failing(_length(inputs), attempt))
 
 
-class _OfBatches(_Tried):
-    """Stands in for a function of an iterator over batches of columns, of pandas or of Arrow."""
+class _BatchTrial(_Trial):
+    """Replaces a pandas or Arrow function of an iterator over batches of columns."""
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
-            yield _like(columns, self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows)))  # type: ignore[misc]
+            errors = self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows))  # type: ignore[misc]
+            yield _column(columns, errors)
 
     def _attempt(self, batch: Any, rows: Items) -> None:
-        some = _rows(batch, rows) if isinstance(batch, tuple) else _rows((batch,), rows)[0]
-        _whole(sum(len(each) for each in self.function(iter([some]))), len(rows))
+        sample = _rows(batch, rows) if isinstance(batch, tuple) else _rows((batch,), rows)[0]
+        _check_length(sum(len(result) for result in self.function(iter([sample]))), len(rows))
 
 
-class _OfFrames(_Tried):
-    """Stands in for the function of `mapInPandas` and `mapInArrow`, and gives the records for which that fails.
+class _FrameTrial(_Trial):
+    """Replaces the function of `mapInPandas` or `mapInArrow`, and returns the records for which that fails.
 
-    Its batches have `RECORD` as their last column.
+    Batches have `RECORD` as their last column.
     """
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -122,9 +123,9 @@ class _OfFrames(_Tried):
                 plain, numbers = batch.select(batch.schema.names[:-1]), batch.columns[-1].to_numpy()
             else:
                 plain, numbers = batch.iloc[:, :-1], batch.iloc[:, -1].to_numpy()
-            why = self._failing(len(numbers), lambda rows, plain=plain: self._attempt(plain, rows))  # type: ignore[misc]
-            failed = [row for row, each in enumerate(why) if each is not None]
-            columns = {RECORD: numbers[failed], "why": _like((plain,), [why[row] for row in failed])}
+            errors = self._failing(len(numbers), lambda rows, plain=plain: self._attempt(plain, rows))  # type: ignore[misc]
+            failed = [row for row, error in enumerate(errors) if error is not None]
+            columns = {RECORD: numbers[failed], "why": _column((plain,), [errors[row] for row in failed])}
             yield pa.record_batch(columns) if isinstance(batch, pa.RecordBatch) else pd.DataFrame(columns)
 
     def _attempt(self, plain: Any, rows: Items) -> None:
@@ -133,22 +134,22 @@ class _OfFrames(_Tried):
 
 
 _BY_KIND = {
-    "BATCHED": _OfARow,
-    "ARROW_BATCHED": _OfARow,
-    "SCALAR_PANDAS": _OfColumns,
-    "SCALAR_ARROW": _OfColumns,
-    "SCALAR_PANDAS_ITER": _OfBatches,
-    "SCALAR_ARROW_ITER": _OfBatches,
-    "MAP_PANDAS_ITER": _OfFrames,
-    "MAP_ARROW_ITER": _OfFrames,
+    "BATCHED": _RowTrial,
+    "ARROW_BATCHED": _RowTrial,
+    "SCALAR_PANDAS": _ColumnTrial,
+    "SCALAR_ARROW": _ColumnTrial,
+    "SCALAR_PANDAS_ITER": _BatchTrial,
+    "SCALAR_ARROW_ITER": _BatchTrial,
+    "MAP_PANDAS_ITER": _FrameTrial,
+    "MAP_ARROW_ITER": _FrameTrial,
 }
-STANDS_IN: Mapping[int, type[_Tried]] = {
+STANDS_IN: Mapping[int, type[_Trial]] = {
     number: tries
     for kind, tries in _BY_KIND.items()
     # Spark 4.0 has no scalar functions of Arrow.
     if (number := getattr(PythonEvalType, f"SQL_{kind}_UDF", None)) is not None
 }
-"""By Spark's kinds of functions, what tries one."""
+"""Class that replaces a function, by Spark's kind of function."""
 
 
 def _length(columns: Sequence[Any]) -> int:
@@ -156,23 +157,22 @@ def _length(columns: Sequence[Any]) -> int:
 
 
 def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
-    """Some rows of columns of pandas or of Arrow, or of frames."""
     return tuple(
-        each.iloc[rows].reset_index(drop=True)
-        if isinstance(each, pd.Series | pd.DataFrame)
-        else each.take(pa.array(rows))
-        for each in columns
+        column.iloc[rows].reset_index(drop=True)
+        if isinstance(column, pd.Series | pd.DataFrame)
+        else column.take(pa.array(rows))
+        for column in columns
     )
 
 
-def _like(columns: Sequence[Any], why: list[str | None]) -> Any:
-    """Texts as a column of the library that the others are of."""
+def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
+    """Return texts as a column of the same library as the other columns."""
     if columns and not isinstance(columns[0], pd.Series | pd.DataFrame):
-        return pa.array(why, pa.string())
-    return pd.Series(why, dtype=object)
+        return pa.array(texts, pa.string())
+    return pd.Series(texts, dtype=object)
 
 
-def _whole(returned: int, count: int) -> None:
-    """Raises `ValueError` where a function gives another number of rows than it got."""
+def _check_length(returned: int, count: int) -> None:
+    """Raises `ValueError` if a function returned another number of rows than it got."""
     if returned != count:
-        raise ValueError(f"the function gave {returned} rows for {count}")
+        raise ValueError(f"the function returned {returned} rows for {count}")

@@ -1,8 +1,8 @@
-"""The records for which an operator of Spark's plan fails: one job for all of them, for each operator that may fail.
+"""A search for the records for which an operator of Spark's plan fails: one job per operator, for all records.
 
-Operators are tried from below, each over the records for which those below pass. Spark's own expressions are computed
-in `TryEval`, which is null where they raise; then each record that failed is computed by itself, for what it fails of.
-A Python function is replaced by what tries it in the task that has its rows (`functions.py`).
+Operators are tried bottom-up, each on the records that pass the operators below. Spark's own expressions run inside
+`TryEval`, which is null if they raise; each failing record is then evaluated alone to get the error. A Python
+function is replaced by a trial that runs in the task that holds the rows (`functions.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CANNOT_FAIL = frozenset(
     {"Alias", "And", "AttributeReference", "EqualTo", "GetStructField", "GreaterThan", "IsNotNull", "IsNull"}
     | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
 )
-"""Expressions that raise nothing by themselves."""
+"""Expressions that raise no errors themselves."""
 Failures = dict[int, Failure]
 
 
@@ -45,15 +45,15 @@ class Operators:
 
     Attributes:
         spark: The session of the plan.
-        most: How many records there may be.
-        on_found: Called with how many are found.
-        found: By number, why each fails.
+        most: Maximum number of records.
+        on_found: Called with the number of records found so far.
+        failures: Failures by record number.
     """
 
     spark: SparkSession
     most: int
     on_found: Callable[[int], None]
-    found: Failures = field(default_factory=dict)
+    failures: Failures = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         jvm: Any = self.spark._jvm
@@ -67,39 +67,42 @@ class Operators:
         return part_by_part(self.spark)
 
     def search(self, frame: DataFrame) -> None:
-        """Find the records for which computing a DataFrame fails. Raises `TooMany`, and what none is to blame for."""
+        """Find the records for which computing a DataFrame fails.
+
+        Raises `TooMany`, and any error that no record causes.
+        """
         tried: set[str] = set()
         for node in reversed([*nodes(optimised(frame))]):
             if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
-                for more in self._of_node(node, name, tried):
-                    self.found |= {number: why for number, why in more.items() if number not in self.found}
-                    self.on_found(len(self.found))
-                    if len(self.found) > self.most:
-                        raise TooMany(list(self.found))
+                for new in self._search_node(node, name, tried):
+                    self.failures |= {number: why for number, why in new.items() if number not in self.failures}
+                    self.on_found(len(self.failures))
+                    if len(self.failures) > self.most:
+                        raise TooMany(list(self.failures))
 
-    def _of_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Failures]:
-        """What fails in one operator, part by part; what was found before is left out of each."""
+    def _search_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Failures]:
+        """Yield the failures of one operator, part by part; each part skips the records found before."""
         if name in _BATCH_FUNCTIONS:
-            yield self._of_batches(node, self._below(node))
+            yield self._batch_function_failures(node, self._input_plan(node))
             return
-        functions = (
-            [each for one in listed(node.expressions()) for each in _functions(one)] if name in _ROW_FUNCTIONS else []
-        )
-        inputs = [_value(one) for each in functions for one in listed(each.children()) if not _functions(one)]
-        expressions = self._new(inputs if functions else _evaluated(node, name), tried)
+        expressions = listed(node.expressions()) if name in _ROW_FUNCTIONS else []
+        functions = [function for expression in expressions for function in _functions(expression)]
+        arguments = [argument for function in functions for argument in listed(function.children())]
+        inputs = [_value(argument) for argument in arguments if not _functions(argument)]
+        expressions = self._untried(inputs if functions else _evaluated(node, name), tried)
         if expressions:
-            yield self._of_expressions(expressions, self._below(node))
+            yield self._expression_failures(expressions, self._input_plan(node))
         for function in functions:
-            yield self._of_rows(function, self._below(node))
+            yield self._row_function_failures(function, self._input_plan(node))
 
-    def _new(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
-        """Those that may fail, and were not tried further below already."""
+    def _untried(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
+        """Return the expressions that may fail and were not tried further below."""
         new = []
-        for each in expressions:
-            text = str(each.canonicalized().toString())
-            if text not in tried and self._may_fail(each):
+        for expression in expressions:
+            text = str(expression.canonicalized().toString())
+            if text not in tried and self._may_fail(expression):
                 tried.add(text)
-                new.append(each)
+                new.append(expression)
         return new
 
     def _may_fail(self, expression: Any) -> bool:
@@ -107,119 +110,120 @@ class Operators:
             kind(expression) == "Cast"
             and self._expressions.Cast.canUpCast(expression.child().dataType(), expression.dataType())
         )
-        return not harmless or any(self._may_fail(each) for each in listed(expression.children()))
+        return not harmless or any(self._may_fail(child) for child in listed(expression.children()))
 
-    def _below(self, node: Any) -> Any:
-        """What an operator gets, with the records' numbers, of all records but those that were found."""
-        left_out = self._sequence(self.found)
+    def _input_plan(self, node: Any) -> Any:
+        """Return an operator's input with record numbers, without the records found so far."""
+        excluded = self._sequence(self.failures)
 
-        def but_found(feed: Any) -> Any:
-            if not self.found:
-                return feed
-            known = self._expressions.InSet(number_of(feed), left_out.toSet())
-            return self._logical.Filter(self._expressions.Not(known), feed)
+        def exclude(leaf: Any) -> Any:
+            if not self.failures:
+                return leaf
+            is_excluded = self._expressions.InSet(number_of(leaf), excluded.toSet())
+            return self._logical.Filter(self._expressions.Not(is_excluded), leaf)
 
         def is_kept(node: Any) -> bool:
-            """Whether a node is what Spark keeps of an input."""
+            """Return True for a leaf of the plan that holds an input's records."""
             return not children(node) and number_of(node) is not None
 
-        return numbered(children(node)[0], self.spark, is_kept, but_found)
+        return numbered(children(node)[0], self.spark, is_kept, exclude)
 
-    def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Failures:
-        """The records for which one of Spark's own expressions raises."""
-        if below is None:
+    def _expression_failures(self, expressions: Sequence[Any], input_plan: Any) -> Failures:
+        """Return the records for which one of Spark's own expressions raises."""
+        if input_plan is None:
             return {}
-        make = self._expressions
-        names = [make.Literal.create(str(at), self._types.StringType) for at in range(len(expressions))]
+        catalyst = self._expressions
+        names = [catalyst.Literal.create(str(index), self._types.StringType) for index in range(len(expressions))]
         fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
-        raises = make.IsNull(make.TryEval(make.CreateNamedStruct(self._sequence(fields))))
-        rows = self._collected(self._at_most(self._logical.Filter(raises, below)))
-        place = [int(each.exprId().id()) for each in listed(below.output())].index(int(number_of(below).exprId().id()))
-        numbers = [int(row.getLong(place)) for row in rows]
+        raises = catalyst.IsNull(catalyst.TryEval(catalyst.CreateNamedStruct(self._sequence(fields))))
+        rows = self._collected(self._limited(self._logical.Filter(raises, input_plan)))
+        ids = [int(column.exprId().id()) for column in listed(input_plan.output())]
+        position = ids.index(int(number_of(input_plan).exprId().id()))
+        numbers = [int(row.getLong(position)) for row in rows]
         if len({*numbers}) > self.most:
             raise TooMany([*{*numbers}])
-        return self._one_by_one(expressions, below.output(), rows, numbers) if rows else {}
+        return self._one_by_one(expressions, input_plan.output(), rows, numbers) if rows else {}
 
     def _collected(self, plan: Any) -> list[Any]:
-        """A plan's rows, as Spark's own objects."""
+        """Return a plan's rows as Spark's internal rows."""
         context = self.spark.sparkContext
-        before = context.getLocalProperty(COMMON_PARTS)
-        # A task takes this setting from here, where no action of a DataFrame's puts it.
+        previous = context.getLocalProperty(COMMON_PARTS)
+        # `executeCollect` runs without a DataFrame action, which would set this property for its tasks.
         context.setLocalProperty(COMMON_PARTS, "false")
         try:
             return list(frame_of(plan, self._session)._jdf.queryExecution().executedPlan().executeCollect())
         finally:
-            context.setLocalProperty(COMMON_PARTS, before)  # type: ignore[arg-type]  # None takes it away
+            context.setLocalProperty(COMMON_PARTS, previous)  # type: ignore[arg-type]  # None removes the property
 
     def _one_by_one(
         self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
     ) -> Failures:
-        """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
-        make = self._expressions
-        attributes = getattr(make, "package$AttributeSeq")(columns)
-        # One that is not deterministic has a state, which Spark gives it in a task.
-        plain = [each for each in expressions if each.deterministic()]
-        bound = [make.BindReferences.bindReference(each, attributes, False) for each in plain]
-        found: Failures = {}
+        """Return each row's error by record number; the driver evaluates the expressions row by row."""
+        catalyst = self._expressions
+        attributes = getattr(catalyst, "package$AttributeSeq")(columns)
+        # Nondeterministic expressions need state that only a task initializes.
+        deterministic = [expression for expression in expressions if expression.deterministic()]
+        bound = [catalyst.BindReferences.bindReference(expression, attributes, False) for expression in deterministic]
+        failures: Failures = {}
         for row, number in zip(rows, numbers, strict=True):
-            self.on_found(len(self.found) + len(found))
-            errors = (raised(each, "eval", row) for each in bound)
-            if number not in found and (error := next((one for one in errors if one is not None), None)) is not None:
-                found[number] = blamed_of_java(self.spark, error)
-        return found
+            self.on_found(len(self.failures) + len(failures))
+            errors = (error for expression in bound if (error := raised(expression, "eval", row)) is not None)
+            if number not in failures and (first := next(errors, None)) is not None:
+                failures[number] = blamed_of_java(self.spark, first)
+        return failures
 
-    def _of_rows(self, function: Any, below: Any) -> Failures:
-        """The records for which a Python function of rows or columns raises."""
-        if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
+    def _row_function_failures(self, function: Any, input_plan: Any) -> Failures:
+        """Return the records for which a Python function of rows or columns raises."""
+        if input_plan is None or (trial := STANDS_IN.get(function.evalType())) is None:
             return {}
-        why = self._replaced(function, tries, StringType(), listed(function.children()))
+        tried = self._trial_expression(function, trial, StringType(), listed(function.children()))
         nothing, new_id = self._sequence([]), self._expressions.NamedExpression.newExprId()
-        named = self._expressions.Alias(why, "why", new_id, nothing, self._jvm.scala.Option.empty(), nothing)
-        return self._told(self._logical.Project(self._sequence([number_of(below), named]), below))
+        alias = self._expressions.Alias(tried, "why", new_id, nothing, self._jvm.scala.Option.empty(), nothing)
+        return self._trial_failures(self._logical.Project(self._sequence([number_of(input_plan), alias]), input_plan))
 
-    def _of_batches(self, node: Any, below: Any) -> Failures:
-        """The records for which a Python function of batches raises."""
-        function = next(each for each in listed(node.expressions()) if kind(each) == "PythonUDF")
-        if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
+    def _batch_function_failures(self, node: Any, input_plan: Any) -> Failures:
+        """Return the records for which a Python function of batches raises."""
+        function = next(expression for expression in listed(node.expressions()) if kind(expression) == "PythonUDF")
+        if input_plan is None or (trial := STANDS_IN.get(function.evalType())) is None:
             return {}
         columns = listed(children(node)[0].output())
-        below = self._logical.Project(self._sequence([*columns, number_of(below)]), below)
+        input_plan = self._logical.Project(self._sequence([*columns, number_of(input_plan)]), input_plan)
         schema = _parse_datatype_string(RECORDS)
         assert isinstance(schema, StructType)  # noqa: S101  it has columns
-        replaced = self._replaced(function, tries, schema, listed(below.output()))
+        replaced = self._trial_expression(function, trial, schema, listed(input_plan.output()))
         output = self._jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils.toAttributes(replaced.dataType())
-        made = getattr(self._logical, kind(node))
-        return self._told(made(replaced, output, below, node.isBarrier(), node.profile()))
+        operator = getattr(self._logical, kind(node))
+        return self._trial_failures(operator(replaced, output, input_plan, node.isBarrier(), node.profile()))
 
-    def _told(self, plan: Any) -> Failures:
-        """What a function's stand-in gives, of a plan of numbers and texts."""
+    def _trial_failures(self, plan: Any) -> Failures:
+        """Return the failures that a trial reports, from a plan of record numbers and texts."""
         failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
-        rows = frame_of(self._at_most(failed), self._session).collect()
+        rows = frame_of(self._limited(failed), self._session).collect()
         return {row[0]: msgspec.json.decode(row[1], type=learned(Failure)) for row in rows}
 
-    def _at_most(self, plan: Any) -> Any:
-        """So many rows of each of a plan's tasks that there are more than may fail, if there are."""
-        enough = self._expressions.Literal.create(self.most + 1, self._types.IntegerType)
-        return self._logical.LocalLimit(enough, plan)
+    def _limited(self, plan: Any) -> Any:
+        """Limit the rows of each of a plan's tasks to one more than the maximum number of failures."""
+        limit = self._expressions.Literal.create(self.most + 1, self._types.IntegerType)
+        return self._logical.LocalLimit(limit, plan)
 
-    def _replaced(self, function: Any, tries: Any, returns: Any, inputs: Sequence[Any]) -> Any:
-        """An expression that tries a Python function, with all that Spark hands to workers beside it."""
-        of = function.func()
-        command = bytes(of.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
-        tried = CloudPickleSerializer().dumps((tries(command, self.most), returns))  # type: ignore[no-untyped-call]
-        made = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
-            bytearray(tried),
-            of.envVars(),
-            of.pythonIncludes(),
-            of.pythonExec(),
-            of.pythonVer(),
-            of.broadcastVars(),
-            of.accumulator(),
+    def _trial_expression(self, function: Any, trial: Any, returns: Any, inputs: Sequence[Any]) -> Any:
+        """Return an expression that tries a Python function, with all that Spark ships to its workers."""
+        original = function.func()
+        command = bytes(original.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
+        new_command = CloudPickleSerializer().dumps((trial(command, self.most), returns))  # type: ignore[no-untyped-call]
+        replacement = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
+            bytearray(new_command),
+            original.envVars(),
+            original.pythonIncludes(),
+            original.pythonExec(),
+            original.pythonVer(),
+            original.broadcastVars(),
+            original.accumulator(),
         )
         type_of_result = self.spark._jsparkSession.parseDataType(returns.json())
         new_id = self._expressions.NamedExpression.newExprId()
         return self._expressions.PythonUDF(
-            function.name(), made, type_of_result, self._sequence(inputs), function.evalType(), True, new_id
+            function.name(), replacement, type_of_result, self._sequence(inputs), function.evalType(), True, new_id
         )
 
     def _sequence(self, items: Any) -> Any:
@@ -227,17 +231,17 @@ class Operators:
 
 
 def _evaluated(node: Any, name: str) -> list[Any]:
-    """What an operator evaluates for each row. A generator's own work is no expression: what it gets is."""
-    found = listed(node.generator().children()) if name == "Generate" else listed(node.expressions())
-    return [each.child() if kind(each) == "Alias" else each for each in found]
+    """Return the expressions that an operator evaluates for each row; for a generator, its arguments."""
+    expressions = listed(node.generator().children()) if name == "Generate" else listed(node.expressions())
+    return [expression.child() if kind(expression) == "Alias" else expression for expression in expressions]
 
 
 def _functions(expression: Any) -> list[Any]:
-    """The Python functions in an expression, those that others get their values from first."""
-    below = [each for one in listed(expression.children()) for each in _functions(one)]
-    return [*below, expression] if kind(expression) == "PythonUDF" else below
+    """Return the Python functions in an expression, in order of evaluation."""
+    inner = [function for child in listed(expression.children()) for function in _functions(child)]
+    return [*inner, expression] if kind(expression) == "PythonUDF" else inner
 
 
 def _value(argument: Any) -> Any:
-    """What a Python function gets by position, or by name."""
+    """Return the expression of a Python function's positional or keyword argument."""
     return argument.children().head() if kind(argument) == "NamedArgumentExpression" else argument

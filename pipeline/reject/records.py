@@ -1,4 +1,4 @@
-"""The records of a batch by number: where they lie in Kafka, read in Spark's tasks, and read again to be rejected."""
+"""Records of a batch by number: their Kafka offsets, reads of them in Spark tasks, and reads of rejected ones."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ from ..spark.places import Places
 from .table import DeadLetter
 
 ROW_BITS = 20
-"""A record's number is that of its message, and in these bits its row in the message: 0 for a user's topic."""
+"""A record's number is its message's number, then in these bits its row in the message: 0 for a user's topic."""
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """All places of a batch's messages, numbered from 0 in the order of inputs, partitions and offsets."""
+    """Numbers of a batch's messages, from 0 in the order of inputs, partitions and offsets."""
 
     ranges: tuple[tuple[str, Range], ...]
-    """What the batch reads, by the input's declared name."""
+    """The ranges that the batch reads, each with the input's declared name."""
 
     @cached_property
     def numbered(self) -> tuple[tuple[int, str, Range], ...]:
-        """Each range with its input, after the number of its first place."""
-        starts = accumulate((each.last - each.first for _, each in self.ranges), initial=0)
-        return tuple((start, *each) for start, each in zip(starts, self.ranges, strict=False))
+        """Number of the first message, input and range, for each range."""
+        starts = accumulate((entry.last - entry.first for _, entry in self.ranges), initial=0)
+        return tuple((start, *entry) for start, entry in zip(starts, self.ranges, strict=False))
 
-    def at(self, place: int) -> tuple[str, int, int]:
-        """The input, the Kafka partition and the offset of a place."""
-        start, name, part = self.numbered[bisect_right(self.numbered, place, key=lambda each: each[0]) - 1]
-        return name, part.partition, part.first + place - start
+    def at(self, message_number: int) -> tuple[str, int, int]:
+        """Return the input, the Kafka partition and the offset of a message's number."""
+        start, name, part = self.numbered[bisect_right(self.numbered, message_number, key=lambda entry: entry[0]) - 1]
+        return name, part.partition, part.first + message_number - start
 
 
-def numbering_of(before: Mapping[str, Input], after: Mapping[str, Position]) -> Numbering:
-    """What a batch reads between where the version before it stood and where it ends, by the inputs' names."""
+def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Numbering:
+    """Return the numbering of a batch that reads inputs from the base version's offsets to `ends`."""
     return Numbering(
         tuple(
-            (name, one)
-            for name, end in after.items()
-            for one in ranges(before[name].offsets, end.offsets, before[name].passed, end.consumed)
+            (name, part)
+            for name, end in ends.items()
+            for part in ranges(base[name].offsets, end.offsets, base[name].passed, end.consumed)
         )
     )
 
 
-def record_number(place: int, row: int) -> int:
-    """The number of a record, by its message's place and its row there."""
-    return place << ROW_BITS | row
+def record_number(message_number: int, row: int) -> int:
+    """Return a record's number, from its message's number and its row in the message."""
+    return message_number << ROW_BITS | row
 
 
 def place_of(number: int) -> tuple[int, int]:
-    """The place and the row of a record's number."""
+    """Return the message's number and the row in the message of a record's number."""
     return number >> ROW_BITS, number & ((1 << ROW_BITS) - 1)
 
 
 _GAP = 2_000
-"""Messages between two that are wanted that are read over: to look for the second costs as much."""
+"""Maximum number of skipped messages between two that one read returns: a second read costs as much as these."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputTopic:
-    """An input as Kafka has it: its topic, and for a channel the attempts whose messages count."""
+    """An input's topic, and for a channel the attempts whose messages count; None for a user's topic."""
 
     topic: str
     attempts: frozenset[str] | None
@@ -82,100 +82,100 @@ class InputTopic:
 
 @dataclass(frozen=True)
 class Messages:
-    """Reads records of a batch's places again, by the inputs' declared names."""
+    """Reads rejected records again, by number."""
 
     kafka: Kafka
     sources: Mapping[str, InputTopic]
     numbering: Numbering
     patience_s: float
 
-    def rejected(self, found: Mapping[int, Failure]) -> list[DeadLetter]:
-        """Records by number, with their errors, in the order of their numbers."""
-        wanted: dict[tuple[str, int], dict[int, list[int]]] = {}
-        for number in sorted(found):
+    def rejected(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
+        """Return records as dead letters, in the order of their numbers. Raises `Gone` if a message is deleted."""
+        numbers_by_offset: dict[tuple[str, int], dict[int, list[int]]] = {}
+        for number in sorted(failures):
             name, partition, offset = self.numbering.at(place_of(number)[0])
-            wanted.setdefault((name, partition), {}).setdefault(offset, []).append(number)
-        made: dict[int, DeadLetter] = {}
-        for (name, partition), offsets in wanted.items():
+            numbers_by_offset.setdefault((name, partition), {}).setdefault(offset, []).append(number)
+        letters: dict[int, DeadLetter] = {}
+        for (name, partition), offsets in numbers_by_offset.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
-                mine = {number: found[number] for number in offsets[message.offset() or 0]}
-                made |= zip(mine, self._of(message, name, mine), strict=True)
-            if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in made]:
+                message_failures = {number: failures[number] for number in offsets[message.offset() or 0]}
+                letters |= zip(message_failures, self._letters(message, name, message_failures), strict=True)
+            if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in letters]:
                 topic = self.sources[name].topic
-                raise Gone(f"there is no message at {topic}[{partition}]@{missing[0]} any more")
-        return [made[number] for number in sorted(found)]
+                raise Gone(f"the message {topic}[{partition}]@{missing[0]} no longer exists")
+        return [letters[number] for number in sorted(failures)]
 
     def _messages(self, topic: str, partition: int, offsets: list[int]) -> Iterator[Message]:
-        """The messages at these offsets, which ascend; those close to each other are read at once."""
-        begin = 0
-        for at in range(1, len(offsets) + 1):
-            if at == len(offsets) or offsets[at] - offsets[at - 1] > _GAP:
-                chosen = {*offsets[begin:at]}
-                where = (topic, partition, offsets[begin], offsets[at - 1] + 1)
-                for chunk in self.kafka.read(*where, patience_s=self.patience_s):
+        """Yield the messages at these ascending offsets; offsets close to each other share a read."""
+        start = 0
+        for position in range(1, len(offsets) + 1):
+            if position == len(offsets) or offsets[position] - offsets[position - 1] > _GAP:
+                chosen = {*offsets[start:position]}
+                span = (topic, partition, offsets[start], offsets[position - 1] + 1)
+                for chunk in self.kafka.read(*span, patience_s=self.patience_s):
                     yield from (message for message in chunk if message.offset() in chosen)
-                begin = at
+                start = position
 
-    def _of(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
-        """The records of one message, which is decoded once."""
+    def _letters(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
+        """Yield dead letters of one message's records; the message is decoded once."""
         source = self.sources[name]
-        where = (source.topic, message.partition() or 0, message.offset() or 0)
+        address = (source.topic, message.partition() or 0, message.offset() or 0)
         time_ms = message.timestamp()[1]
         headers = tuple((header, value) for header, value in message.headers() or ())
         rows = None
         if source.attempts is not None:
             rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS))
         for number, failure in failures.items():
-            why = (failure.kind, failure.message, failure.stack)
+            error = (failure.kind, failure.message, failure.stack)
             if rows is None:
-                yield DeadLetter(*where, message.key(), message.value(), headers, *why, name, 0, time_ms)
+                yield DeadLetter(*address, message.key(), message.value(), headers, *error, name, 0, time_ms)
             else:
                 row = place_of(number)[1]
-                (one,) = rows.slice(row, 1).combine_chunks().to_batches()
-                yield DeadLetter(*where, None, encode(one), _carried(one), *why, name, row, time_ms)
+                (record,) = rows.slice(row, 1).combine_chunks().to_batches()
+                yield DeadLetter(*address, None, encode(record), _copied_headers(record), *error, name, row, time_ms)
 
 
-def _carried(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
-    """The headers that a row of a channel has as a column, as that of a topic which it was made of."""
+def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
+    """Return the headers in a channel row's column `headers`, which the stage copied from a topic; empty if none."""
     if "headers" not in row.schema.names or row.schema.field("headers").type != HEADERS:
         return ()
-    return tuple((each["key"], each["value"]) for each in row["headers"][0].as_py() or ())
+    return tuple((header["key"], header["value"]) for header in row["headers"][0].as_py() or ())
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaFeed:
-    """Gives tasks the records of one input, each with its number; for `mapInArrow` over the numbers of ranges."""
+    """Reads an input's records in Spark tasks, with their numbers; a function for `mapInArrow` over range indices."""
 
     where: Places = field(repr=False)
     topic: str
     schema: pa.Schema
-    """The input's columns, and the number's as the last."""
+    """The input's columns, then the number's column."""
     ranges: Sequence[tuple[int, Range]]
-    """What is read, and the number of its first message."""
+    """The number of the first message, and the range, for each range."""
     attempts: frozenset[str] | None
-    """For a channel, whose messages count; None for a user's topic."""
+    """For a channel, the attempts whose messages count; None for a user's topic."""
     patience_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the ranges whose numbers the batches hold."""
+        """Read the ranges whose indices the batches hold."""
         configure_worker()
         for batch in batches:
             for number in batch["id"].to_pylist():
                 yield from self._read(*self.ranges[number])
 
-    def _read(self, place: int, part: Range) -> Iterator[pa.RecordBatch]:
-        found, gone = 0, list[Gone]()
-        where = (self.topic, part.partition, part.first, part.last)
-        lost = None if part.rows is None else gone
-        for messages in self.where.open_kafka().read(*where, patience_s=self.patience_s, gone=lost):
+    def _read(self, first_number: int, part: Range) -> Iterator[pa.RecordBatch]:
+        num_rows, gone = 0, list[Gone]()
+        span = (self.topic, part.partition, part.first, part.last)
+        gone_or_none = None if part.rows is None else gone
+        for messages in self.where.open_kafka().read(*span, patience_s=self.patience_s, gone=gone_or_none):
             for offsets, row_numbers, columns in self._rows(messages):
-                found += len(offsets)
-                numbers = record_number(1, 0) * (place + offsets - part.first) + row_numbers
+                num_rows += len(offsets)
+                numbers = record_number(1, 0) * (first_number + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
-        check_count(*where, found, part.rows, gone)
+        check_count(*span, num_rows, part.rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
-        """The offset of each record, its row in its message, and its columns."""
+        """Yield the offsets of records, their rows in their messages, and their columns."""
         plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
             rows = Columns(messages).source(plain)

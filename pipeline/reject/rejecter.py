@@ -1,7 +1,7 @@
-"""Rejecting: a batch without the records that are to blame for its failure, which go to a table and to a topic.
+"""Retry of a failed batch without the records that cause the failure, which go to a table and to a topic.
 
-The state's function tells keys, an operator of Spark's plan tells records (`operators.py`); where nothing tells more
-than that it fails, groups of records are tried (`state/failing.py`).
+A state function reports keys, and an operator of Spark's plan reports records (`operators.py`); for any other failure,
+groups of records are tried (`state/failing.py`).
 """
 
 from __future__ import annotations
@@ -54,128 +54,127 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROUNDS = 100
-"""Times that the batch is computed anew: each leaves out a record more at least."""
-_AT_ONCE = 4
-"""Jobs that try groups of records side by side, where no plan tells more than that one fails."""
-_SAID_S = 5.0
-"""Between two lines that say how far a search is: one that is short says nothing."""
+"""Maximum number of attempts at the batch; each excludes at least one record more."""
+_PARALLEL_JOBS = 4
+"""Number of parallel jobs that try groups of records."""
+_LOG_INTERVAL_S = 5.0
+"""Seconds between log lines about a search's progress; a shorter search logs nothing."""
 
 
 @dataclass
 class Culprits:
-    """Finds the records of one batch without which it passes.
+    """Finds the records of one batch without which the batch passes.
 
     Attributes:
-        most: How many there may be.
-        found: By number, why each is left out.
+        most: Maximum number of records.
+        failures: Failures of excluded records, by number.
     """
 
     records: Rerun
     batch: Batch
     most: int
-    found: Failures = field(default_factory=dict)
+    failures: Failures = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic, init=False)
     _logged: float = field(default_factory=time.monotonic, init=False)
 
     def compute(self, error: Exception | None) -> tuple[TaskReport, ...]:
-        """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
+        """Compute the batch without the records that fail; `error` is its first error, None before any attempt.
 
         Raises:
-            TooMany: More than `most` are to blame.
-            Exception: What no record is to blame for; or `error` where it is not known which.
+            TooMany: More than `most` records fail.
+            Exception: An error that no record causes, or `error` if the records cannot be determined.
         """
-        for number in range(_ROUNDS):
+        for attempt in range(_ROUNDS):
             if error is not None:
                 if isinstance(error, StateFailed):
-                    more = self._of_state(error)
+                    new_failures = self._state_failures(error)
                 elif blamed(error) is None:
                     raise error
                 else:
                     needed = self.records.needed(self.records.rows)
-                    more = self._of_operators(needed) or self._of_groups(needed, _compute)
-                # Once, what failed may have failed by chance.
-                if not more and number:
+                    new_failures = self._operator_failures(needed) or self._group_failures(needed, _compute)
+                # The first failure may have been transient, so one retry without exclusions is allowed.
+                if not new_failures and attempt:
                     raise error
-                self.found |= more
-                self._log_progress(len(self.found))
-                if len(self.found) > self.most:
-                    raise TooMany(tuple(self.found))
+                self.failures |= new_failures
+                self._log_progress(len(self.failures))
+                if len(self.failures) > self.most:
+                    raise TooMany(tuple(self.failures))
             if self.batch.job.stopping():
-                raise error or Refused("the stage is to stop")
+                raise error or Refused("the stage is stopping")
             try:
-                return self.batch.compute(self.records.without(self.records.rows, self.found))
-            except Exception as failed:
-                error = failed
+                return self.batch.compute(self.records.without(self.records.rows, self.failures))
+            except Exception as new_error:
+                error = new_error
         raise error or AssertionError("nothing was tried")
 
     def _log_progress(self, count: int) -> None:
-        """Say, now and then, how many records are known."""
-        now = time.monotonic()
-        if now - self._logged >= _SAID_S:
-            self._logged = now
+        current_s = time.monotonic()
+        if current_s - self._logged >= _LOG_INTERVAL_S:
+            self._logged = current_s
             log.warning(
-                "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
+                "stage %r: a batch fails; searching for the records that cause it: %d found in %.0f s",
                 self.records.stage.name,
                 count,
-                now - self._began,
+                current_s - self._began,
             )
 
-    def _check_going_on(self) -> None:
+    def _check_not_stopping(self) -> None:
         if self.batch.job.stopping():
-            raise Refused("the stage is to stop")
+            raise Refused("the stage is stopping")
 
-    def _of_operators(self, needed: DataFrame) -> Failures:
-        """The records for which an operator of the function's plan fails."""
+    def _operator_failures(self, needed: DataFrame) -> Failures:
+        """Return the records for which an operator of the function's plan fails."""
 
         def on_found(count: int) -> None:
-            self._check_going_on()
-            self._log_progress(len(self.found) + count)
+            self._check_not_stopping()
+            self._log_progress(len(self.failures) + count)
 
-        operators = Operators(self.records.spark, self.most - len(self.found), on_found)
+        operators = Operators(self.records.spark, self.most - len(self.failures), on_found)
         try:
-            operators.search(self.records.without(needed, self.found))
+            operators.search(self.records.without(needed, self.failures))
         except (TooMany, Refused):
             raise
         except Exception:
-            # An operator that is not tried apart, such as the condition of a join, fails before others are reached; and
-            # a plan may have what cannot be tried so. Jobs over groups of records tell whose fault it is.
+            # A failure in an operator that cannot be tried apart, such as a join condition, also fails the trials above
+            # that operator. Then jobs over groups of records find the records.
             log.debug("an operator could not be tried", exc_info=True)
-        return operators.found
+        return operators.failures
 
-    def _of_state(self, error: StateFailed) -> Failures:
-        """The records for whose keys the state's function fails."""
+    def _state_failures(self, error: StateFailed) -> Failures:
+        """Return the records for whose keys the state's function fails."""
         if not error.told.keys:
             return {}
-        rows = self.records.of_keys(error.told.keys, self.found)
+        rows = self.records.of_keys(error.told.keys, self.failures)
         if rows is None:
-            return self._of_groups(self.records.rows, self.batch.check)
+            return self._group_failures(self.records.rows, self.batch.check)
         try:
             self.batch.check(rows)
         except StateFailed as failed:
             return failed.told.records
         return {}
 
-    def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
-        """The records for which an attempt fails, where only jobs over some of them tell: many groups, side by side."""
-        numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
+    def _group_failures(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
+        """Return the records for which an attempt fails, by parallel jobs over groups of records."""
+        numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.failures))]
 
         def tried(items: Items) -> Failure | None:
-            self._check_going_on()
+            self._check_not_stopping()
             try:
                 attempt(self.records.only(rows, numbers[items]))
             except Exception as error:
-                if (why := blamed(error)) is None:
+                if (failure := blamed(error)) is None:
                     raise
-                return why
+                return failure
             return None
 
         def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
-            self._log_progress(len(self.found))
-            with ThreadPoolExecutor(_AT_ONCE) as jobs:
+            self._log_progress(len(self.failures))
+            with ThreadPoolExecutor(_PARALLEL_JOBS) as jobs:
                 return [*jobs.map(inheritable_thread_target(self.records.spark)(tried), groups)]
 
-        found = failing(len(numbers), side_by_side, self.most - len(self.found))
-        return {int(numbers[item]): why for item, why in found.items()}
+        failures = failing(len(numbers), side_by_side, self.most - len(self.failures))
+        return {int(numbers[item]): failure for item, failure in failures.items()}
 
 
 def _compute(rows: DataFrame) -> None:
@@ -184,127 +183,128 @@ def _compute(rows: DataFrame) -> None:
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Computes a batch that failed without the records that are to blame. Both raise as computing the batch does."""
+    """Computes batches without the records that fail. `rescue` and `retry` raise as computing the batch does."""
 
     spark: SparkSession
     stage: Stage
     shape: Shape
     where: Places
     topic: str = ""
-    """Where rejected records are sent as well; empty for nowhere."""
+    """Topic for copies of rejected records; empty for none."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """The topics of sinks that are not published as they are declared."""
+    """Topics of sinks that differ from the declared ones, by sink."""
 
     def rescue(self, batch: Batch, error: Exception) -> Written:
-        """The batch without the records for which it fails, which are in the table of those that were rejected.
+        """Compute a failed batch without the records that fail, and put these into the table of rejected records.
 
-        Raises `Refused` where more are rejected than may be, or their topic does not take them; `error` itself, where
-        no record is to blame.
+        Raises `Refused` if too many records fail, or their topic rejects them; and `error` itself if no record causes
+        it.
         """
         if blamed(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
         messages = Messages(self.where.open_kafka(), self._sources(batch), numbering, self.where.patience_s)
         read: dict[str, int] = {}
-        results, found = self._without_culprits(batch, self._read(messages), error, read=read)
-        if not found:
+        results, failures = self._compute_without_failing(batch, self._input_frames(messages), error, read=read)
+        if not failures:
             return Written(results, read=read)
-        rejected = messages.rejected(found)
+        rejected = messages.rejected(failures)
         now_ms, version = instants.now_ms(), batch.base.version + 1
         if self.topic:
             send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
-        rows = [row_of(one, version=version, now_ms=now_ms) for one in rejected]
+        rows = [row_of(record, version=version, now_ms=now_ms) for record in rejected]
         table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
-        parents = traceparents(one.headers for one in rejected)
+        parents = traceparents(record.headers for record in rejected)
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
     def set_aside(self, batch: Batch, written: Written) -> Written:
-        """A batch of which some records are in the table of those that were rejected, as no sink's topic takes them.
+        """Put the records that a sink's topic is too small for into the table of rejected records.
 
-        Raises as `rescue`.
+        Raises `Refused` if too many records are rejected, or their topic rejects them.
         """
-        unsent = [one for report in written.results for one in report.unsent]
+        unsent = [record for report in written.results for record in report.unsent]
         if not unsent:
             return written
         base = batch.base
         side_tables = {**base.side_tables, **written.side_tables}
-        base, mine = replace(base, side_tables=side_tables), written.side_tables.get(REJECTED)
+        base, table_of_batch = replace(base, side_tables=side_tables), written.side_tables.get(REJECTED)
         if len(unsent) > self._allowed(base):
             raise self._too_many(base.app, f"{unsent[0].sink}: {unsent[0].why}")
         now_ms, version = instants.now_ms(), base.version + 1
         letters = [
             DeadLetter(
-                *(one.sink, 0, version, one.key, one.value, one.headers, BadRecord.__name__, one.why, "", one.sink),
+                *(record.sink, 0, version, record.key, record.value, record.headers),
+                *(BadRecord.__name__, record.why, "", record.sink),
                 row=row,
                 time_ms=now_ms,
             )
-            for row, one in enumerate(unsent)
+            for row, record in enumerate(unsent)
         ]
         if self.topic:
             send_rejects(self.where.open_kafka(), self.topic, letters, patience_s=self.where.patience_s)
-        rows = [row_of(one, version=version, now_ms=now_ms) for one in letters]
+        rows = [row_of(record, version=version, now_ms=now_ms) for record in letters]
         table = self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
-        table = replace(table, rows=len(rows) + (mine.rows if mine is not None else 0))
+        table = replace(table, rows=len(rows) + (table_of_batch.rows if table_of_batch is not None else 0))
         return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
 
     def retry(self, batch: Batch) -> Written:
-        """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
+        """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.
 
-        Those that a sink's topic did not take are published as they were made then. Raises `Refused` where the program
-        does not read what the others are of.
+        Records that a sink's topic rejected are sent unchanged. Raises `Refused` if the program does not read a
+        record's input.
         """
         rows = self._table_of(batch).rows(batch.base)
-        left = rows.filter(pc.is_null(rows["retried"]))
-        of_sinks = pc.is_in(left["input"], pa.array([one.name for one in self.stage.sinks], pa.string()))
-        sent, published = self._published_again(batch, left.filter(of_sinks))
-        left = left.filter(pc.invert(of_sinks))
+        waiting = rows.filter(pc.is_null(rows["retried"]))
+        of_sinks = pc.is_in(waiting["input"], pa.array([sink.name for sink in self.stage.sinks], pa.string()))
+        sent, published = self._republish(batch, waiting.filter(of_sinks))
+        waiting = waiting.filter(pc.invert(of_sinks))
         schemas = {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
-        inputs, ordered = inputs_of(self.stage, left, schemas)
+        inputs, ordered = inputs_of(self.stage, waiting, schemas)
         frames = [
             self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
             for name, table in inputs.items()
         ]
-        results, found = self._without_culprits(batch, frames, None, most=len(ordered)) if ordered else ((), {})
+        results, failures = (
+            self._compute_without_failing(batch, frames, None, most=len(ordered)) if ordered else ((), {})
+        )
         version = batch.base.version + 1
         for number, row in enumerate(ordered):
-            why = found.get(number)
+            failure = failures.get(number)
             row["attempts"] = int(str(row["attempts"])) + 1
-            if why is None:
+            if failure is None:
                 row["retried"] = version
             else:
-                row |= {"error": why.kind, "message": why.message, "stack": why.stack}
-        taken = len(ordered) - len(found) + sum(row["retried"] is not None for row in published)
+                row |= {"error": failure.kind, "message": failure.message, "stack": failure.stack}
+        num_retried = len(ordered) - len(failures) + sum(row["retried"] is not None for row in published)
         if not (changed := [*ordered, *published]):
             return Written()
-        table = self._table_of(batch).put(batch.base, changed, version, added=0, waiting=-taken)
+        table = self._table_of(batch).put(batch.base, changed, version, added=0, waiting=-num_retried)
         return self.set_aside(batch, Written((*results, *sent), side_tables={REJECTED: table}))
 
-    def _published_again(
-        self, batch: Batch, rejected: pa.Table
-    ) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
-        """Send records of sinks whose topics take them by now: what was sent, and the table's rows as they are then."""
+    def _republish(self, batch: Batch, rejected: pa.Table) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
+        """Send rejected records of sinks that now fit their topics. Returns reports and the table's new rows."""
         version, kafka, patience_s = batch.base.version + 1, self.where.open_kafka(), self.where.patience_s
         reports, rows = list[TaskReport](), rejected.to_pylist()
         for sink in self.stage.sinks:
             target = output_topic_of(sink, batch.base, self.published)
-            taken: list[pa.Table] = []
-            for row in (each for each in rows if each["input"] == sink.name and target.topic):
-                named = [{"key": each["name"], "value": each["value"]} for each in row["headers"] or ()]
+            accepted: list[pa.Table] = []
+            for row in (row for row in rows if row["input"] == sink.name and target.topic):
+                headers = [{"key": header["name"], "value": header["value"]} for header in row["headers"] or ()]
                 columns = {"key": pa.array([row["key"]], pa.binary()), "value": pa.array([row["value"]], pa.binary())}
-                record = pa.table(columns | {outgoing.HEADERS: pa.array([named], HEADERS)})
+                record = pa.table(columns | {outgoing.HEADERS: pa.array([headers], HEADERS)})
                 fitting, unsent = check_sizes(kafka, dataclasses.replace(target, rejects=True), record, version)
                 row |= {"attempts": row["attempts"] + 1}
                 row |= {"message": unsent[0].why} if unsent else {"retried": version}
-                taken.append(fitting)
-            if records := [one for one in taken if one.num_rows]:
-                # Unique for ever, as that of a task.
-                attempt, everything = f"{batch.base.writer}.{version}.{ULID()}", pa.concat_tables(records)
-                messages = split(everything, np.zeros(everything.num_rows, np.int32))
+                accepted.append(fitting)
+            if records := [table for table in accepted if table.num_rows]:
+                # Globally unique, like a task's attempt.
+                attempt, rows_to_send = f"{batch.base.writer}.{version}.{ULID()}", pa.concat_tables(records)
+                messages = split(rows_to_send, np.zeros(rows_to_send.num_rows, np.int32))
                 ends = send(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
-                reports.append(TaskReport(attempt, 0, sent={sink.name: {0: SentTo(everything.num_rows, ends[0])}}))
+                reports.append(TaskReport(attempt, 0, sent={sink.name: {0: SentTo(rows_to_send.num_rows, ends[0])}}))
         return tuple(reports), [row for row in rows if row["input"] in batch.base.sinks]
 
-    def _without_culprits(
+    def _compute_without_failing(
         self,
         batch: Batch,
         inputs: Sequence[DataFrame],
@@ -312,7 +312,7 @@ class BatchRejecter:
         most: int | None = None,
         read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
-        """What the batch gives and what it is without; how many records it had of each input is added to `read`."""
+        """Return the batch's reports and its failures; add the number of records per input to `read`."""
         allowed = self._allowed(batch.base) if most is None else most
         for frame in inputs:
             frame.persist()
@@ -321,54 +321,53 @@ class BatchRejecter:
             results = culprits.compute(error)
             if read is not None:
                 read |= {name: frame.count() for name, frame in zip(self.stage.inputs, inputs, strict=True)}
-            return results, culprits.found
+            return results, culprits.failures
         except TooMany:
-            first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
-            said = f"{first.kind}: {first.message}" if first is not None else ""
-            raise self._too_many(batch.base.app, said) from error
+            first = next(iter(culprits.failures.values()), None) or (blamed(error) if error else None)
+            first_error = f"{first.kind}: {first.message}" if first is not None else ""
+            raise self._too_many(batch.base.app, first_error) from error
         finally:
             for frame in inputs:
                 frame.unpersist()
 
     def _allowed(self, base: Manifest) -> int:
-        """How many more records may be rejected."""
         return max(self.stage.max_rejected - rejected_of(base).waiting, 0)
 
     def _too_many(self, app: str, first: str) -> Refused:
-        said = f"; the first of them: {first}" if first else ""
+        example = f"; the first error: {first}" if first else ""
         return Refused(
             f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records waiting "
-            f"to be retried (max_rejected){said}",
-            hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
-            f"`slackwater rejected {app}` shows those that wait, and --retry puts them through",
+            f"to be retried (max_rejected){example}",
+            hint="the batch was rolled back and nothing is lost: fix the program and run it again; "
+            f"`slackwater rejected {app}` lists the waiting records, and --retry processes them",
         )
 
     def _table_of(self, batch: Batch) -> RejectedTable:
         return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)
 
     def _sources(self, batch: Batch) -> dict[str, InputTopic]:
-        found = {}
-        for name, at in batch.base.inputs.items():
+        sources = {}
+        for name, position in batch.base.inputs.items():
             attempts = None
-            if at.upstream:
+            if position.upstream:
                 store, app, up_to = batch.job.store, batch.base.app, batch.after[name].version
-                senders = history.between(store, app, at.upstream, at.version, up_to)
+                senders = history.between(store, app, position.upstream, position.version, up_to)
                 attempts = frozenset(sent(name, senders).attempts)
-            found[name] = InputTopic(at.topic, attempts)
-        return found
+            sources[name] = InputTopic(position.topic, attempts)
+        return sources
 
-    def _read(self, messages: Messages) -> list[DataFrame]:
-        """A batch's records, by input."""
+    def _input_frames(self, messages: Messages) -> list[DataFrame]:
         frames = []
         for name in self.stage.inputs:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            mine = tuple((start, part) for start, of, part in messages.numbering.numbered if of == name)
+            ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered if owner == name)
             columns = arrow_of(schema)
-            feed = KafkaFeed(self.where, source.topic, columns, mine, source.attempts, messages.patience_s)
-            frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
+            reader = KafkaFeed(self.where, source.topic, columns, ranges, source.attempts, messages.patience_s)
+            frames.append(
+                self.spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(ERROR_MARK.on(reader), schema)
+            )
         return frames
 
 
 def _numbered(schema: StructType) -> StructType:
-    """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])

@@ -1,6 +1,6 @@
-"""The table of a stage's rejected records, `<stage>_rejected`; their topic; and records of the table as inputs again.
+"""The table of a stage's rejected records, `<stage>_rejected`; their topic; and rejected records as inputs of a retry.
 
-The topic has messages as they came, with the headers of Kafka Streams' dead letters.
+The topic has the messages unchanged, with the headers of Kafka Streams' dead letter queues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY = [column.name for column in REJECTED_RECORDS.key]
 
 @dataclass(frozen=True, slots=True)
 class RejectedTable:
-    """The table's rows, where they are: in the store (or spool) and the cache of the stage's batches."""
+    """Reads and writes the table of rejected records, in the store (or spool) and the cache of the stage's batches."""
 
     store: ObjectStore
     cache: SstCache
@@ -42,7 +42,7 @@ class RejectedTable:
     stage: str
 
     def rows(self, manifest: Manifest) -> pa.Table:
-        """All rows of a version's table, of `SCHEMA`."""
+        """Return all rows of a version's table, with `SCHEMA`."""
         table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, REJECTED_RECORDS).blocks)
@@ -53,12 +53,12 @@ class RejectedTable:
     def put(
         self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
     ) -> SideTable:
-        """The table after `base` with these rows, at least one, as `row_of` gives them; many runs are merged.
+        """Return the table of the version after `base`: with one or more rows upserted, and runs merged if due.
 
-        Rows of keys that are there replace them. `added` is how many are new; `waiting` by how many more records wait,
-        negative when some were retried.
+        `changed` are rows as `row_of` returns them. `added` is the number of new rows; `waiting` is the change in the
+        number of records that wait for a retry, negative if some were retried.
         """
-        before = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
+        previous = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
         hashed = pa.table(
             [
@@ -72,25 +72,25 @@ class RejectedTable:
         new = sst.write(
             self.store, self.cache, app=self.app, stage=self.stage, table=REJECTED_RECORDS, partition=0, rows=hashed
         )
-        ssts = (*before.ssts, new)
-        for due in pick(ssts, REJECTED_RECORDS.partitions, REJECTED_RECORDS.compaction):
-            ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, due)])
+        ssts = (*previous.ssts, new)
+        for compaction in pick(ssts, REJECTED_RECORDS.partitions, REJECTED_RECORDS.compaction):
+            ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, compaction)])
         return replace(
-            before,
+            previous,
             table=REJECTED_RECORDS,
             ssts=ssts,
             rows=added,
-            total=before.total + added,
-            waiting=before.waiting + waiting,
+            total=previous.total + added,
+            waiting=previous.waiting + waiting,
         )
 
 
-def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
-    """A record that is rejected for the first time, as a row of the table."""
+def row_of(record: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
+    """Return a newly rejected record as a row of the table."""
     return {
-        **{name: getattr(letter, name) for name in SCHEMA.names if hasattr(letter, name)},
-        "headers": [{"name": header, "value": value} for header, value in letter.headers],
-        "time": letter.time_ms * 1_000,
+        **{name: getattr(record, name) for name in SCHEMA.names if hasattr(record, name)},
+        "headers": [{"name": header, "value": value} for header, value in record.headers],
+        "time": record.time_ms * 1_000,
         "version": version,
         "rejected_at": now_ms * 1_000,
         "attempts": 1,
@@ -99,13 +99,13 @@ def row_of(letter: DeadLetter, *, version: int, now_ms: int) -> dict[str, object
 
 
 _PREFIX = "__streams.errors."
-_MOST = 65_536
-"""Bytes of a header's value: brokers bound messages, headers and all."""
+_MAX_HEADER_BYTES = 65_536
+"""Maximum bytes of a header's value, since brokers limit messages including their headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record as it came, and why it was rejected.
+    """A rejected record as read, and its error.
 
     Attributes:
         input: The declared name of its input.
@@ -127,8 +127,8 @@ class DeadLetter:
     time_ms: int = 0
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
-        """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
-        why = {
+        """Return the record's own headers and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
+        fields = {
             "exception": self.error,
             "stacktrace": self.stack,
             "message": self.message,
@@ -137,66 +137,70 @@ class DeadLetter:
             "offset": str(self.offset),
         }
         own = [(name, value) for name, value in self.headers if not name.startswith(_PREFIX)]
-        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in why.items())]
+        return [*own, *((_PREFIX + name, text.encode()[:_MAX_HEADER_BYTES]) for name, text in fields.items())]
 
 
 def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
-    """Write rejected records durably. At least once: a batch that is not committed afterwards writes them again.
+    """Write rejected records durably, at least once: a retry of a batch that is not committed writes them again.
 
-    Raises `Refused` where the broker does not take one: the topic is not there, we may not write to it, or it is full;
-    `Unavailable` where it has been away for longer than `patience_s`.
+    Raises `Refused` if the broker rejects a record: the topic is missing, full, or not writable for us. Raises
+    `Unavailable` if the broker does not answer for longer than `patience_s`.
     """
     try:
         kafka.send(
-            topic, (Record(one.value, None, one.key, one.headers_of()) for one in letters), patience_s=patience_s
+            topic, (Record(row.value, None, row.key, row.headers_of()) for row in letters), patience_s=patience_s
         )
     except NotTaken as error:
-        message = f"the topic of rejected records {topic!r} takes none: {error.why}"
-        hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
+        message = f"cannot write to the topic of rejected records, {topic!r}: {error.why}"
+        hint = "the batch was rolled back and nothing is lost: make room in the topic, or name another, and run again"
         raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 
 def inputs_of(
     stage: Stage, rows: pa.Table, schemas: Mapping[str, pa.Schema]
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
-    """Rejected records by input, numbered as `RECORD`; and the table's rows, at the places that are these numbers.
+    """Return rejected records by input, numbered in `RECORD`, and the table's rows in the order of these numbers.
 
-    Raises `Refused` where a record was on an input, or of columns, that the program's stage does not read.
+    Raises `Refused` if a record's input or columns are unknown to the program's stage.
     """
     inputs, ordered = {}, list[dict[str, object]]()
-    each = rows.to_pylist()
-    for wrong in {str(one["input"]) for one in each} - set(schemas):
-        raise Refused(f"stage {stage.name!r} reads no {wrong!r}, from which rejected records are")
+    records = rows.to_pylist()
+    for unknown in {str(record["input"]) for record in records} - set(schemas):
+        raise Refused(f"stage {stage.name!r} does not read {unknown!r}, the input of some rejected records")
     for name, schema in schemas.items():
-        mine = [one for one in each if one["input"] == name]
-        numbers = pa.array(range(len(ordered), len(ordered) + len(mine)), pa.int64())
-        inputs[name] = rows_of(stage, name, mine, schema).append_column(RECORD, numbers)
-        ordered += mine
+        own_records = [record for record in records if record["input"] == name]
+        numbers = pa.array(range(len(ordered), len(ordered) + len(own_records)), pa.int64())
+        inputs[name] = rows_of(stage, name, own_records, schema).append_column(RECORD, numbers)
+        ordered += own_records
     return inputs, ordered
 
 
 def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
-    """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
+    """Return rows of the rejected table in their input's columns. Raises `Refused` if the input's columns differ."""
     if name not in stage.channels:
-        columns = [[one[each] for one in rows] for each in ("key", "value", "topic", "partition", "offset", "time")]
-        found = [_headers(one["headers"]) for one in rows]
-        every = zip([*columns, [0] * len(rows), found], schema, strict=False)  # most inputs have no headers
-        return pa.Table.from_arrays([pa.array(each, field.type) for each, field in every], schema=schema)
+        columns = [[row[column] for row in rows] for column in ("key", "value", "topic", "partition", "offset", "time")]
+        headers = [_headers(row["headers"]) for row in rows]
+        columns_and_fields = zip(
+            [*columns, [0] * len(rows), headers], schema, strict=False
+        )  # the schema has no headers for most inputs
+        return pa.Table.from_arrays(
+            [pa.array(values, field.type) for values, field in columns_and_fields], schema=schema
+        )
     if not rows:
         return schema.empty_table()
     parts = []
-    for one in rows:
-        with pa.ipc.open_stream(one["value"]) as reader:
+    for row in rows:
+        with pa.ipc.open_stream(row["value"]) as reader:
             parts.append(reader.read_all())
     try:
         return pa.concat_tables([part.select(schema.names).cast(schema) for part in parts])
     except (pa.ArrowException, KeyError) as error:
         raise Refused(
-            f"rejected rows of {name!r} have other columns than the program's: {error}",
-            hint="run the program that they were rejected by",
+            f"rejected rows of {name!r} do not have the program's columns: {error}",
+            hint="retry them with the program that rejected them",
         ) from error
 
 
 def _headers(stored: Any) -> list[dict[str, object]] | None:
-    """A record's headers, as the table has them, as Structured Streaming's Kafka source does."""
-    return [{"key": each["name"], "value": each["value"]} for each in stored] if stored else None
+    """Convert a record's headers from the table's format to that of Structured Streaming's Kafka source."""
+    return [{"key": header["name"], "value": header["value"]} for header in stored] if stored else None

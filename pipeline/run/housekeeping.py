@@ -1,4 +1,4 @@
-"""What a runner does beside its batches: it says how far stages are and that it lives, and collects garbage."""
+"""A runner's background work: reports lags and heartbeats, and collects garbage."""
 
 import logging
 import threading
@@ -39,12 +39,12 @@ _OTHERS_S = 60.0
 _KAFKA_S = 2.0
 _POLL_S = 300.0
 _RETRY_MS = 600_000
-"""After a collection that did not end: it broke off, unless it is still under way."""
+"""Wait after a collection that did not end: it was interrupted, or is still under way."""
 
 
 @contextmanager
 def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Inside, this goes on, on a thread of its own, until it is told to end; what takes long is left."""
+    """Run `work` on a thread of its own during the block. Work that does not end soon is abandoned."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
@@ -56,46 +56,46 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
 
 
 def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: threading.Event) -> None:
-    """Ask Spark's JVM every few seconds how far its tasks are. Where it hangs, this does too, and nobody else.
+    """Poll the progress of Spark's tasks every few seconds. If the JVM hangs, only this thread does, too.
 
-    `queued` are the groups of jobs that wait for a core (`queued_groups`), looked for less often.
+    `queued` is updated, less often, with the job groups that wait for a core (`queued_groups`).
     """
     tracker, due_s = spark.sparkContext.statusTracker(), 0.0
     while not over.is_set():
-        stages = ((each, tracker.getStageInfo(each)) for each in tracker.getActiveStageIds())
+        stages = ((stage_id, tracker.getStageInfo(stage_id)) for stage_id in tracker.getActiveStageIds())
         try:
-            listener.spark(tuple((each, info.numCompletedTasks) for each, info in stages if info is not None))
+            listener.spark(tuple((stage_id, info.numCompletedTasks) for stage_id, info in stages if info is not None))
             if time.monotonic() >= due_s:
-                found = set(queued_groups(spark))
-                queued &= found
-                queued |= found
+                waiting = set(queued_groups(spark))
+                queued &= waiting
+                queued |= waiting
                 due_s = time.monotonic() + BEAT_S / 2
         except (Py4JError, ConnectionError):
-            return  # that Spark is gone, its queries say
+            return  # the queries report that Spark is gone
         over.wait(_ASK_S)
 
 
 @dataclass(slots=True)
 class LagReporter:
-    """Works every few seconds: no batch waits for it, and nothing depends on what it finds."""
+    """Reports lags and writes heartbeats every few seconds. No batch waits for it or depends on it."""
 
     store: ObjectStore
-    """Of little patience."""
+    """The store, with a short timeout."""
     claimer: Claimer
-    """Who runs what."""
+    """Claimer of this run, with the writer's id for heartbeats."""
     runners: Sequence[StageRunner]
     listener: Listener
-    places: Callable[[str], Mapping[str, Place | None]]
-    """How far the sinks of a stage of this run are."""
+    sink_places: Callable[[str], Mapping[str, Place | None]]
+    """Returns the published places of a stage's sinks; for stages of this run."""
     waits_for: Callable[[StageLag], str] = lambda _stage: ""
-    """What a stage of this run waits for."""
+    """Returns why a stage of this run waits; empty if it does not."""
     _waits: dict[str, str] = field(default_factory=dict)
-    _others: dict[str, Manifest] = field(default_factory=dict)
-    """Heads of stages that run elsewhere, or nowhere."""
+    _other_heads: dict[str, Manifest] = field(default_factory=dict)
+    """Heads of stages that do not run here."""
     _alive: tuple[Beat, ...] | None = None
 
     def work(self, over: threading.Event) -> None:
-        """Report and write heartbeats, of which the last one goes when it is `over`."""
+        """Report and write heartbeats until `over` is set, then write the last heartbeat."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
         beat, heart = Beat(self.claimer.writer, self.claimer.by, epochs), Heart(self.store, app)
         others_due = 0.0
@@ -104,10 +104,10 @@ class LagReporter:
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_S
                 self._refresh_others(app)
-            found = self._lags(app)
-            own = (each for each in found if each.stage in epochs)
-            self._waits = {each.stage: what for each in own if (what := self.waits_for(each))}
-            self.listener.lags(found)
+            lags = self._lags(app)
+            own = (lag for lag in lags if lag.stage in epochs)
+            self._waits = {lag.stage: reason for lag in own if (reason := self.waits_for(lag))}
+            self.listener.lags(lags)
             over.wait(_REPORT_S)
         heart.end(beat.writer)
 
@@ -115,87 +115,90 @@ class LagReporter:
         try:
             self._alive = beats(self.store, app, instants.now_ms())
             names = set(history.list_stages(self.store, app)) - {runner.stage.name for runner in self.runners}
-            found = {}
+            heads = {}
             for stage in sorted(names):
-                known = self._others.get(stage)
-                head = history.head(self.store, app, stage, known=known.version if known else 0)
+                previous = self._other_heads.get(stage)
+                head = history.head(self.store, app, stage, hint=previous.version if previous else 0)
                 if head is not None and not head.retired:
-                    found[stage] = head
-            self._others = found
+                    heads[stage] = head
+            self._other_heads = heads
         except (Unavailable, Corruption, Refused):
-            # Whoever needs them says it; here, nobody knows.
+            # A caller that needs the heads reports this error; here the state of other stages is unknown.
             self._alive = None
 
     def _lags(self, app: str) -> tuple[StageLag, ...]:
         own = {runner.stage.name: runner.head for runner in self.runners}
-        heads = self._others | own
+        heads = self._other_heads | own
         ends_of = EndOffsets(self.claimer.kafka, timeout_s=_KAFKA_S)
-        found = []
+        lags = []
         for stage, head in sorted(heads.items()):
             inputs = tuple(input_lag(name, head, heads, ends_of) for name in head.inputs)
             if stage in own:
-                found.append(StageLag(app, stage, inputs, True, sink_lags(head, self.places(stage))))
+                lags.append(StageLag(app, stage, inputs, True, sink_lags(head, self.sink_places(stage))))
             else:
                 runs = None if self._alive is None else bool(runner_of(head, self._alive))
-                found.append(StageLag(app, stage, inputs, runs, ()))
-        return tuple(found)
+                lags.append(StageLag(app, stage, inputs, runs, ()))
+        return tuple(lags)
 
 
 @dataclass(slots=True)
 class Collector:
-    """Collects by the rules of retention: no batch waits for it, and killing it does no harm.
+    """Collects garbage by the retention rules. No batch waits for it, and killing it does no harm.
 
-    When the app was collected last, by whomever, the store says. Of several runners of an app that one collects which
-    holds the first of the stages that run, by its epoch; any, where that one has let its turn pass. Two at once do no
-    harm either.
+    The store records the app's last collection by any process. Among several runners of an app, the one that owns the
+    first running stage collects, as its epoch shows; another one does if that runner misses its turn. Two concurrent
+    collections do no harm.
     """
 
     store: ObjectStore
     app: str
     retention: Retention
     every_ms: int
-    """How long from one collection to the next."""
+    """Interval of collections."""
     by: str
     epochs: Callable[[], Mapping[str, int]]
-    """The stages that this one holds, and under which epoch."""
+    """Returns the epochs of the stages that this runner owns."""
     listener: Listener
     _since_ms: int = 0
-    """When this one first looked."""
+    """Time of the first `look`."""
 
     def work(self, over: threading.Event) -> None:
-        """Look now and then whether a collection is due; not at once, for the first batches have enough to do.
+        """Collect garbage when it is due, until `over` is set; not at once, because first batches need the cores.
 
-        A collection under way when it is `over` is left where it is, and the next one goes on from there.
+        A collection under way at the end is abandoned, and the next one continues it.
         """
         while not over.wait(min(_POLL_S, self.every_ms / 4_000)):
-            # Whatever fails, ends neither the run nor the collections to come.
+            # A failure must not end the run or later collections.
             try:
                 done = self.look(instants.now_ms())
             except (Refused, Unavailable):
-                pass  # somebody else is at it, or the next look finds it due
+                pass  # another process collects, or the next look retries
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self.app, error.message)
             except Exception:
-                _log.exception("gc of %s broke off; the next one goes on from there", self.app)
+                _log.exception("gc of %s failed; the next one continues", self.app)
             else:
                 if done is not None:
                     self.listener.collected(done)
 
     def look(self, now_ms: int) -> Collected | None:
-        """Collect, if it is due and this runner's to do. A listing where it is not due. Raises as `collect`."""
+        """Collect if that is due and this runner's turn; return what was collected, else None. Raises as `collect`.
+
+        Costs one listing if no collection is due.
+        """
         self._since_ms = self._since_ms or now_ms
         last_ms, ended = last_collection(self.store, self.app)
         wait_ms = self.every_ms if ended else min(self.every_ms, _RETRY_MS)
-        # Whose turn it is may not collect: it was told so, or has no rules.
+        # The runner whose turn it is may not collect: collection may be off there, or without rules.
         passed = now_ms - max(last_ms, self._since_ms) >= 2 * self.every_ms
         if now_ms - last_ms < wait_ms or not (passed or self._leads(now_ms)):
             return None
         return collect(self.store, self.app, self.retention, by=self.by)
 
     def _leads(self, now_ms: int) -> bool:
-        """Whether the first stage that runs is this runner's."""
+        """Return True if this runner owns the first running stage."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
         alive = beats(self.store, self.app, now_ms)
-        mine = self.epochs()
-        first = next((name for name in order(heads) if name in mine or runner_of(heads[name], alive)), None)
-        return first is not None and mine.get(first) == heads[first].epoch
+        epochs = self.epochs()
+        first = next((name for name in order(heads) if name in epochs or runner_of(heads[name], alive)), None)
+        return first is not None and epochs.get(first) == heads[first].epoch

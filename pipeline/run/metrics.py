@@ -1,7 +1,7 @@
-"""What a runner tells Prometheus: one registry, fed by the same news of commits that the terminal shows.
+"""A runner's Prometheus metrics: one registry, updated by the same events as the terminal.
 
-Names follow Prometheus' conventions (base units, `_total` for counters) and, for the store, the words that RocksDB's
-users know: L0, compaction, write amplification (bytes written by batches and by compactions, to be divided).
+Names follow Prometheus' conventions (base units, `_total` for counters). Terms for the store are RocksDB's: L0,
+compaction, write amplification (bytes written by batches and by compactions, to be divided).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
 Probe = Callable[[], tuple[str, ...]]
-"""What is wrong, as sentences; nothing where all is well."""
+"""Returns the problems found, as sentences; empty if there are none."""
 _OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
-"""By a metric's name, what it says, and what it is of a batch."""
+"""Description of a metric and its value for a batch, by the metric's name."""
 
 _HISTOGRAMS: _OfBatch = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
@@ -72,7 +72,7 @@ _GAUGES: _OfBatch = {
 class Metrics(Listener):
     """The metrics of one process, labelled by app and stage. A listener of a run.
 
-    `health` is what probes are answered by.
+    `health` answers the probes.
     """
 
     def __init__(self, health: Health | None = None) -> None:
@@ -125,12 +125,12 @@ class Metrics(Listener):
         """Export the lag of each stage. Unknown lags get no sample, so that an alert cannot mistake them for zero."""
         for stage in stages:
             at = (stage.app, stage.stage)
-            found: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
-            for one in stage.inputs:
-                found += [(gauge, (*at, one.topic), getattr(one, name)) for name, gauge in self._lag.items()]
+            samples: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
+            for source in stage.inputs:
+                samples += [(gauge, (*at, source.topic), getattr(source, name)) for name, gauge in self._lag.items()]
             for sink in stage.sinks:
-                found += [(gauge, (*at, sink.name), getattr(sink, name)) for name, gauge in self._sinks.items()]
-            for gauge, labels, value in found:
+                samples += [(gauge, (*at, sink.name), getattr(sink, name)) for name, gauge in self._sinks.items()]
+            for gauge, labels, value in samples:
                 if value is None:
                     gauge.remove(*labels)
                 else:
@@ -142,27 +142,26 @@ class Metrics(Listener):
                 gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
-        """Answer `GET /metrics` and probes on a port of all interfaces; see `serve`."""
+        """Serve `GET /metrics` and the runner's probes on a port of all interfaces, as `serve` does."""
         return serve(self.registry, port, self.probes)
 
     @property
     def probes(self) -> dict[str, Probe]:
-        """Those of the runner, by their paths."""
+        """The runner's probes, by URL path."""
         return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
 
 
 def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
-    """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
+    """Serve `GET /metrics` on this port of all interfaces until the process ends; 0 for any free port. Return the port.
 
-    Probes, by their paths, are answered by 200 or by 503, and by what is wrong. Returns the port. Raises `Refused` when
-    it is taken.
+    A probe is answered with 200 or 503 and its problems. Raises `Refused` if the port is taken.
     """
     try:
         server, _ = start_http_server(port, registry=registry)
     except OSError as error:
         raise Refused(
             f"metrics cannot be served on port {port}: {error.strerror or error}",
-            hint="give --metrics another port; 0 takes one that is free",
+            hint="choose another port with --metrics; 0 takes any free one",
         ) from error
     server.set_app(_with_probes(make_wsgi_app(registry), probes or {}))
     return int(server.server_port)

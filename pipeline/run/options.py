@@ -1,4 +1,4 @@
-"""How to run an app. Values only."""
+"""Options of a run. Values only."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,55 +11,55 @@ from ...snapshot.gc.retention import Retention
 from ...store.objects.s3.settings import S3Settings
 
 _LEAST_GC_MS = 60_000
-"""Each collection reads all manifests that stay."""
+"""Minimum interval of collections, because each reads all remaining manifests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run an app. Raises `Usage` where a number is not one that could work."""
+    """Options of a run. Raises `Usage` for a number out of range."""
 
     store: str
     kafka: Mapping[str, str] = field(repr=False)
     """librdkafka client properties, `bootstrap.servers` among them."""
     s3: S3Settings | None = None
-    """How S3 is talked to; None for what the environment says."""
+    """S3 client settings; None to read them from the environment."""
     stages: tuple[str, ...] = ()
-    """Run only these; empty for all."""
+    """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """Stop when all that is there at the start is read, and what follows from it."""
+    """Stop once all records present at the start are read, and their results downstream."""
     max_records: int | None = None
-    """At most so many input records a batch; this and the next two are None for what the program says."""
+    """Maximum input records a batch. None for this and the next two options: the program's setting."""
     trigger_ms: int | None = None
-    """Shortest time between batches."""
+    """Minimum time between batches."""
     max_unflushed: int | None = None
-    """How many versions a stage may run ahead of its last commit; 0 for none."""
+    """Maximum number of versions that a stage runs ahead of its last commit; 0 for none."""
     accept_loss: bool = False
-    """Go on without input records that are gone."""
+    """Continue without input records that are gone."""
     master: str | None = None
     """Spark's master URL; None for Spark's own configuration."""
     patience_s: float = 120
-    """How long a broker or a store may be away."""
+    """Seconds that a broker or a store may be unavailable."""
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
-    """Where this machine keeps SSTs for look-ups."""
+    """Folder of this machine's cache of SSTs for look-ups."""
     cache_bytes: int = 10 << 30
     prefetch: bool = True
-    """Fetch SSTs beside the batches of which else byte ranges would be read."""
+    """Download whole SSTs in the background; otherwise byte ranges are read from the store."""
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
-    """Further Spark settings; they win over those of slackwater."""
+    """More Spark settings, which override slackwater's."""
     py_files: tuple[str, ...] = ()
     """Python files and zips that the program and its tasks import."""
     compaction_threads: int = 1
-    """Merges that go on at once beside the batches of each stage; 0 leaves them to `slackwater compact`."""
+    """Merges of each stage at a time, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
-    """What of an app's history to keep, by its name: the rest is collected now and then."""
+    """Returns the retention rules of an app by its name; the rest of its history is collected."""
     archive: bool = True
-    """Archive what is read, where `retention` says so."""
+    """Archive the input records that `retention` names."""
     gc_every_ms: int | None = 3_600_000
-    """How long from one collection to the next; None for none by this runner."""
+    """Interval of garbage collections; None for none by this runner."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Read users' topics, by name, up to these offsets, and no further; the others to their ends."""
+    """End offsets of users' topics, by name; other topics are read to their ends."""
     publishes: bool = True
-    """Publish what sinks are given; without, it waits in their internal topics, also that of a clone's."""
+    """Publish the rows of sinks. If False, they stay in their internal topics, also for a clone."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
@@ -71,11 +71,11 @@ class Options:
         finite("patience_s", self.patience_s, 0)
 
 
-def gc_every_ms(what: str, text: str) -> int | None:
-    """How often to collect, as it is said: a span of a minute or more, or `off`, for None. Raises `Usage`."""
+def gc_every_ms(name: str, text: str) -> int | None:
+    """Parse the interval of collections: a span of at least a minute, or `off` for None. Raises `Usage`."""
     if text == "off":
         return None
-    every_ms = parse_ms(what, text)
+    every_ms = parse_ms(name, text)
     if every_ms < _LEAST_GC_MS:
-        raise Usage(f"{what} is {text!r}; expected off, or a span of one minute or more")
+        raise Usage(f"{name} is {text!r}; expected off, or a duration of one minute or more")
     return every_ms

@@ -1,4 +1,4 @@
-"""What is checked of a run before Spark starts and before anything is written."""
+"""Checks of a run before Spark starts and before anything is written."""
 
 import logging
 import os
@@ -48,40 +48,40 @@ _HEARTBEAT_PATIENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known of a run before Spark starts: nothing is written yet."""
+    """Result of the checks before Spark starts. Nothing is written yet."""
 
     stages: tuple[Stage, ...]
-    """Those of this run, upstream first."""
+    """Stages of this run, upstream first."""
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
-    """By stage one of its own over the same store, so that it is counted by itself."""
+    """One store for each stage, so that requests are counted by stage."""
     checked: Mapping[str, tuple[Manifest | None, dict[str, StartPosition]]]
-    """By stage what a `Claimer` found: its head, and where it begins."""
+    """Head (None for a new stage) and start positions of each stage, as `Claimer.check` returns them."""
     store: CountingStore
-    """For what belongs to no stage."""
+    """Store for requests that belong to no stage."""
     heartbeats: CountingStore
-    """The same, of little patience."""
+    """Store with a short timeout, for heartbeats."""
     claimer: Claimer
-    """Claims for the app, whose topics begin where it began."""
+    """Claims stages of the app; topics begin where the app began."""
     access: Callable[[], S3Access | None]
-    """How workers get to the store."""
+    """Returns the workers' access to the store."""
     new: bool
-    """Whether the app is not in the store yet."""
+    """True if the app is not in the store yet."""
     clone: bool
-    """Whether it is a clone, or was promoted over: it sends nothing to topics that another app writes for others."""
+    """True for a clone or a replaced app, which sends no records to the topics of the original."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
-        """Claims one stage, whose store counts what that takes."""
+        """Return a claimer for one stage that counts requests on the stage's store."""
         return replace(self.claimer, store=self.stores[stage.name])
 
 
 def preflight(app: App, options: Options, listener: Listener) -> Start:
-    """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused` and `Usage`."""
+    """Wait for Kafka and run all checks that need no Spark. Raises `NotFound`, `Refused` and `Usage`."""
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
     check_start(options.master, options.spark_conf)
     kafka = open_kafka(options.kafka)
-    # An address that cannot be meant is told before anything is waited for.
+    # Refuse an invalid store address before waiting for anything.
     opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     listener.doing(f"waiting for {kafka.name}")
     wait_for(kafka, options.patience_s)
@@ -91,24 +91,24 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
     app = replace(app, name=folders[0])
     running = running_session()
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
-    if master:  # else it is known when Spark has started
+    if master:  # otherwise known once Spark has started
         check_unflushed(limits, master)
         check_memory(options.kafka, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
         apps.check_root(store)
-        history.list_stages(store, app.name)  # says so where it is half a clone, or half removed
+        history.list_stages(store, app.name)  # raises for an unfinished clone or removal
         apps.check_free(store, app.name)
     else:
         check_exclusion(store, app.name, Intent.RUN)
         if waits_for_rows(store, info):
             raise Refused(
-                f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
-                hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
+                f"`slackwater init` of app {app.name!r} was interrupted: {info.initialised} has no rows yet",
+                hint="run the same `slackwater init` again; or, to start without rows: slackwater app rm " + app.name,
             )
         migration = finish_newest(store, app.name, now_ms=instants.now_ms())
         if len(folders) > 1:
-            # Before anything tells how the app could go on with it.
+            # Refuse a replaced program before any check suggests a migration to it.
             check_program(store, app, heads_of(store, app.name, history.list_stages(store, app.name)).values())
         _check_absent(store, app)
         app = app.beginning(stored_starts(info.starts))
@@ -147,22 +147,24 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
-    """See that the topics for rejected records are there, and are not the app's own. Raises `NotFound` or `Refused`."""
-    for stage in [each for each in stages if each.rejects]:
-        if stage.rejects in {channel_topic(app.name, one.name) for each in app.stages.values() for one in each.writes}:
+    """Check that topics for rejected records exist and are not the app's own. Raises `NotFound` or `Refused`."""
+    for stage in [stage for stage in stages if stage.rejects]:
+        if stage.rejects in {
+            channel_topic(app.name, output.name) for writer in app.stages.values() for output in writer.writes
+        }:
             raise Refused(
                 f"stage {stage.name!r}: {stage.rejects!r} is a repartition topic of the app, which its stages read",
-                hint="name a topic of its own for rejected records",
+                hint="use another topic for rejected records",
             )
         try:
             kafka.offsets(stage.rejects)
         except NotFound as error:
-            hint = f"stage {stage.name!r} sends rejected records there (rejects=): make the topic first"
+            hint = f"stage {stage.name!r} sends rejected records there (rejects=): create the topic first"
             raise NotFound("Kafka topic", stage.rejects, error.known, hint=hint) from None
 
 
 def limits_of(stage: Stage, options: Options) -> Limits:
-    """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
+    """Return the limits of a stage's batches; options of the run override the program. Raises `Usage`."""
     declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
@@ -174,16 +176,16 @@ def limits_of(stage: Stage, options: Options) -> Limits:
 
 
 def _check_absent(store: ObjectStore, app: App) -> None:
-    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them.
+    """Log the stages that the app has and the program lacks: snapshots and garbage collection wait for them.
 
-    Raises `Refused` where one of them seems to have another name in the program, under which it would begin empty, and
-    where no program makes its rows.
+    Raises `Refused` where such a stage seems to be renamed in the program, because the renamed stage would start empty,
+    and where no program computes its rows.
     """
     names = absent(store, app.name, app.stages.keys())
     if not names:
         return
-    there = history.list_stages(store, app.name)
-    new = [stage for name, stage in app.stages.items() if name not in there]
+    stored = history.list_stages(store, app.name)
+    new = [stage for name, stage in app.stages.items() if name not in stored]
     pairs = []
     for head in heads_of(store, app.name, names).values():
         check_made_here(app.name, head.stage, head.table)
@@ -191,21 +193,21 @@ def _check_absent(store: ObjectStore, app: App) -> None:
         pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
     if pairs:
         old, now = pairs[0]
-        renames = " ".join(f"--rename-stage {one}={other}" for one, other in pairs)
+        renames = " ".join(f"--rename-stage {previous}={current}" for previous, current in pairs)
         raise Refused(
-            f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads the "
-            "same and has the same key",
-            hint=f"if it is called so from now on: {migrate_command(app)} {renames}; if that is another one, which "
-            f"begins empty: slackwater retire {app.name}/{old}",
+            f"{app.name} has the stage {old!r}, which this program lacks; the program's new stage {now!r} has the same "
+            "inputs and key",
+            hint=f"if {old!r} was renamed: {migrate_command(app)} {renames}; if {now!r} is another stage, which starts "
+            f"empty: slackwater retire {app.name}/{old}",
         )
     gone, them = " and ".join(names), "it" if len(names) == 1 else "them"
     verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
-    what = "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s"
-    _log.warning(what, app.name, gone, them, verbs)
+    message = "%s has %s, which this program lacks: snapshots wait for %s. If removed for good: %s"
+    _log.warning(message, app.name, gone, them, verbs)
 
 
 def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
-    """Whether a stage of the program may be this one of the app, by what needs no Spark."""
+    """Return True if a stage of the program may be this stage of the app, as far as known without Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])
@@ -213,20 +215,20 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """Raise `Refused` where executors of stages that run ahead of the store may not be where their SSTs wait."""
+    """Raise `Refused` if `max_unflushed` is set and executors run on other machines than the spooled SSTs."""
     ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
     if ahead and not master.startswith("local"):
         raise Refused(
             f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
-            f"the runner's machine, and executors of {master} do not share that disk",
+            f"the runner's machine, which executors of {master} cannot read",
             hint="run it with --master 'local[*]', or with max_unflushed=0",
         )
 
 
 def check_memory(kafka: Mapping[str, str], master: str) -> None:
-    """Raise `Refused` where executors cannot reach a Kafka that is in the memory of this process."""
+    """Raise `Refused` if Kafka is in the memory of this process and executors run on other machines."""
     if in_memory(kafka) and not master.startswith("local"):
         raise Refused(
-            f"{kafka['bootstrap.servers']} is in the memory of this process, and executors of {master} do not reach it",
-            hint="run it with --master 'local[*]', or with a Kafka that they reach",
+            f"{kafka['bootstrap.servers']} is in the memory of this process, which executors of {master} cannot reach",
+            hint="run it with --master 'local[*]', or use a Kafka that they can reach",
         )

@@ -1,4 +1,4 @@
-"""From a user's program, in a file or in this process, to a running app."""
+"""Runs a user's program, from a file or from this process."""
 
 import importlib.util
 import sys
@@ -23,34 +23,34 @@ from .stopping import Stop
 
 
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
-    """The app that a Python file declares; with a `name`, as the app of that name, for example as a clone.
+    """Return the app that a Python file declares; with a `name`, as the app of that name, such as a clone.
 
-    With a `store`, under the name of the folder that this app has there. Raises as `module_of`, and `Usage` where it
-    declares no app, several, or one without a stage.
+    With a `store`, under the name of the app's folder there. Raises as `module_of`, and `Usage` for a file with no app,
+    with several, or with an app that has no stage.
     """
     module = module_of(path)
-    found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
-    if not found:
+    apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    if not apps:
         raise Usage(
             f"{path} declares no app; expected one slackwater.App(...)",
             hint='write app = slackwater.App("NAME") at the top level of the file',
         )
-    if len(found) > 1:
-        names = " and ".join(repr(app.name) for app in found.values())
+    if len(apps) > 1:
+        names = " and ".join(repr(app.name) for app in apps.values())
         raise Usage(
-            f"{path} declares {len(found)} apps, {names}; expected one slackwater.App(...)",
-            hint="give each app a file of its own; one that another file declares is imported there as a module",
+            f"{path} declares {len(apps)} apps, {names}; expected one slackwater.App(...)",
+            hint="give each app a file of its own; import another app by `import file`, not by `from file import app`",
         )
-    (app,) = found.values()
+    (app,) = apps.values()
     app.check_declared()
-    called = name or app.name
-    return replace(app, name=folder_of(store, called) if store is not None else called, file=Path(path).resolve())
+    app_name = name or app.name
+    return replace(app, name=folder_of(store, app_name) if store is not None else app_name, file=Path(path).resolve())
 
 
 def module_of(path: str) -> ModuleType:
-    """The module that a user's file is, under a name of its own, its folder on `sys.path`.
+    """Import a user's file under a module name of its own, with its folder on `sys.path`.
 
-    Raises `NotFound` where there is none, `Refused` where it raises an error, and `Usage` where it is a folder.
+    Raises `NotFound` where there is no such file, `Refused` where its code raises an error, and `Usage` for a folder.
     """
     file = program_file(path).resolve()
     spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
@@ -66,18 +66,18 @@ def module_of(path: str) -> ModuleType:
 
 
 def run_app(app: App, options: Options, listener: Listener) -> None:
-    """Run an app that this process declares. Raises as `runner.run` does, and `Usage` for what is said to Spark."""
+    """Run an app that this process declares. Raises as `runner.run`, and `Usage` for invalid Spark settings."""
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     on_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
-        # A module that was loaded by hand need not be known by its name.
+        # A module loaded by hand may not be in `sys.modules`.
         if (module := sys.modules.get(name)) is not None:
             _send_by_value(module)
     run(app, replace(options, spark_conf=conf, py_files=files), listener)
 
 
 def _send_by_value(module: ModuleType) -> None:
-    """Have a program's functions travel to workers by value: they do not have its file."""
+    """Pickle the functions of a program's module by value, because workers do not have its file."""
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -89,7 +89,7 @@ def run_file(
     listener: Listener,
     stop: Stop | None = None,
 ) -> None:
-    """Run the app that a file declares. Arguments as of `runner.run`; raises as `load_app` and that do."""
+    """Run the app that a file declares. Arguments as for `runner.run`; raises as `load_app` and `runner.run` do."""
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)

@@ -1,4 +1,4 @@
-"""Running an app: check its program, claim its stages, build a runner for each, and have them supervised."""
+"""Runs an app: checks its program, claims its stages, builds their runners, and supervises them."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -48,7 +48,7 @@ from .topic_watch import TopicWatch
 from .waiting import waits_for
 
 _DRAIN_S = 10.0
-"""For what is to be archived when a run ends. The next one makes up for the rest."""
+"""Seconds for archiving the last records when a run ends. The next run archives the rest."""
 
 
 def run(
@@ -58,21 +58,20 @@ def run(
     *,
     stop: Stop | None = None,
 ) -> None:
-    """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
+    """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
-    `listener` hears what goes on. `stop` is set when it is to stop; with None, the signals are heard here. Where
-    somebody else looks after it, and it was set before the first batch, `StopRequested` is raised; `Fenced` where a
-    newer runner took a stage over; another `SlackwaterError` for anything else that stopped it. Nothing committed is
-    lost.
+    `listener` gets the events of the run. `stop` ends the run when set; with None, this function handles the signals
+    itself. If `stop` was given and set before the first batch, raises `StopRequested`. Raises `Fenced` where a newer
+    runner took a stage over, and another `SlackwaterError` for any other error. Nothing committed is lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running(app.name))
         stop = stop or stack.enter_context(stop_signals())
         options = replace(options, kafka=stack.enter_context(for_workers(options.kafka)))
         with stop.at_once():
-            # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
+            # Refuse what needs no Spark before Spark starts. Nothing is created before the last check.
             start = preflight(app, options, listener)
-            listener.doing(f"starting Spark ({options.master or 'as it is configured'})")
+            listener.doing(f"starting Spark ({options.master or 'master of its configuration'})")
             is_cold = running_session() is None
             session = spark_session(
                 f"slackwater {app.name}",
@@ -89,11 +88,11 @@ def run(
             check_memory(options.kafka, spark.sparkContext.master or "")
             if is_cold:
                 warm_up(spark)
-            known = shapes(app, spark)
+            stage_shapes = shapes(app, spark)
         with stop.at_once():
-            claimed, claimer, store = _claim(start, known, listener), start.claimer, start.store
+            claimed, claimer, store = _claim(start, stage_shapes, listener), start.claimer, start.store
             folder = claimer.app.name
-            # Those of a clone are published once it is promoted.
+            # A clone's sinks are published once it is promoted.
             has_sinks = any(stage.sinks for stage in start.stages)
             publishers = Publishers(
                 store,
@@ -114,13 +113,15 @@ def run(
                 stack.push(lambda _kind, error, _trace: _end_lineage(lineage, runners, error))
             limits = start.limits.items()
             bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
-            # What follows the commits hears of them first.
+            # Listeners that act on commits get them before the caller's listener.
             listener = Listeners(Backpressure(planners, bounded), publishers, archiver, lineage, listener)
             spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
             tracing = tracing_of()
             if tracing is not None:
                 stack.callback(tracing.close)
-            runners = _build(start, options, known, claimed, spark, listener, stack, scratch, planners, spools, tracing)
+            runners = _build(
+                start, options, stage_shapes, claimed, spark, listener, stack, scratch, planners, spools, tracing
+            )
             publishers.start()
         reporter = LagReporter(start.heartbeats, claimer, runners, listener, publishers.places)
         stack.enter_context(in_background("lag-reporter", reporter.work))
@@ -138,31 +139,31 @@ def run(
         catch_up = None
         if options.until_caught_up:
             ends = {
-                each.at.topic: each.ends
-                for _, starts in start.checked.values()
-                for each in starts.values()
-                if not each.at.upstream
+                position.at.topic: position.ends
+                for _, positions in start.checked.values()
+                for position in positions.values()
+                if not position.at.upstream
             }
-            own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
+            own = {runner.stage.name: stage_shapes[runner.stage.name].own for runner in runners}
             catch_up = CatchUp(store, folder, {**ends, **options.until}, own)
         channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
         completer = Completer(store, folder, channels, claimer.by)
-        asked, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
+        requests, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
         watch = RequestWatch(store, folder, planners)
         queued = set[str]()
         stack.enter_context(in_background("health", partial(ask_spark, spark, listener, queued)))
         by_name = {runner.stage.name: runner for runner in runners}
 
         def waiting(lag: StageLag) -> str:
-            runner, behind = by_name[lag.stage], planners.held(lag.stage)
+            runner, is_held = by_name[lag.stage], planners.held(lag.stage)
             is_queued = runner.job_group in queued
-            return waits_for(lag, busy=runner.busy, queued=is_queued, held=watch.held, behind=behind)
+            return waits_for(lag, busy=runner.busy, queued=is_queued, on_hold=watch.held, readers_lag=is_held)
 
         reporter.waits_for = waiting
         triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
         listener.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
         supervisor = Supervisor(
-            spark, runners, watch, completer, asked, announcer, catch_up, stop, listener, publishers, topics
+            spark, runners, watch, completer, requests, announcer, catch_up, stop, listener, publishers, topics
         )
         with stop.in_order():
             supervisor.until_done()
@@ -177,7 +178,7 @@ def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], sp
 
 
 def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
-    """At the end of a run, with what ended it."""
+    """Report the end of a run, with the error that ended it."""
     errors = dict.fromkeys(lineage.stages) | {runner.stage.name: runner.error for runner in runners}
     lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
 
@@ -185,7 +186,10 @@ def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: Bas
 def _archiver(
     start: Start, options: Options, retention: Retention, spark: SparkSession, listener: Listener, stack: ExitStack
 ) -> tuple[Archiver | None, InputSpool | None]:
-    """What archives what is read, if anything does, and where readers leave it for that, if that is this machine."""
+    """Return the archiver of input records, and the spool that readers fill for it; None where not configured.
+
+    There is a spool only if tasks run on this machine.
+    """
     if not (options.archive and retention.archives):
         return None, None
     claimer, spool = start.claimer, None
@@ -201,38 +205,38 @@ def _archiver(
             spool=spool,
             by=claimer.by,
             patience_s=options.patience_s,
-            told=listener.archived,
+            report=listener.archived,
         ),
         spool,
     )
 
 
 def _topics_of(claimed: Mapping[str, Manifest], retention: Retention, folder: str) -> dict[str, str]:
-    """The folder for each topic that is archived."""
+    """Return the spool folder by archived topic."""
     read = {at.topic for head in claimed.values() for at in head.inputs.values()}
     return {topic: folder for topic in read if retention.input_of(topic) is not None}
 
 
-def _claim(start: Start, known: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
-    """Check the columns, make what is missing in the store and in Kafka, and claim the stages; their claims."""
+def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
+    """Check the columns, create what is missing in the store and in Kafka, claim the stages, and return the claims."""
     store, app = start.store, start.claimer.app.name
     listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
-        start.claimer_of(stage).check_shape(stage, known[stage.name], *start.checked[stage.name])
+        start.claimer_of(stage).check_shape(stage, stage_shapes[stage.name], *start.checked[stage.name])
     if start.new:
-        # From its identity on an app is there for everybody.
-        found = apps.ensure_app(store, AppInfo(app, instants.now_ms()))
-        if found.starts or found.initialised or found.origin:
+        # Creating the app's identity makes it visible to everybody.
+        info = apps.ensure_app(store, AppInfo(app, instants.now_ms()))
+        if info.starts or info.initialised or info.origin:
             raise Refused(
-                f"app {app!r} was begun by somebody else while this run started, with offsets of its own",
-                hint="run it again: it goes on from there",
+                f"another process created app {app!r}, with offsets of its own, while this run started",
+                hint="run it again: it continues from there",
             )
     check_newest(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)
     claimed = {}
     for stage in start.stages:
-        claimed[stage.name] = start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms())
-    # Whoever had them sees that it has to end.
+        claimed[stage.name] = start.claimer_of(stage).claim(stage, stage_shapes[stage.name], instants.now_ms())
+    # Former runners of these stages find that they are fenced.
     notify(store, app)
     return claimed
 
@@ -240,7 +244,7 @@ def _claim(start: Start, known: Mapping[str, Shape], listener: Listener) -> dict
 def _build(
     start: Start,
     options: Options,
-    known: Mapping[str, Shape],
+    stage_shapes: Mapping[str, Shape],
     claimed: Mapping[str, Manifest],
     spark: SparkSession,
     listener: Listener,
@@ -250,7 +254,7 @@ def _build(
     input_spools: Mapping[str, str],
     tracing: Tracing | None,
 ) -> tuple[StageRunner, ...]:
-    """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
+    """Return the runners of the claimed stages, upstream first. `stack` closes them and removes their files."""
     spools, app = spools_beside(options.cache_folder), start.claimer.app.name
     sweep(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
@@ -263,8 +267,8 @@ def _build(
 
     runners: list[StageRunner] = []
     for stage in start.stages:
-        limits, store, shape = start.limits[stage.name], start.stores[stage.name], known[stage.name]
-        # What is asked for the whole app belongs to no stage: the first one is charged with it.
+        limits, store, shape = start.limits[stage.name], start.stores[stage.name], stage_shapes[stage.name]
+        # Requests for the whole app belong to no stage: the first stage's meter counts them.
         shared = () if runners else (start.store, start.heartbeats)
         places = Places(
             app,

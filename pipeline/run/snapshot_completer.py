@@ -1,4 +1,4 @@
-"""Completes snapshots while the queries go on; between two batches, retries rejected records and makes edits."""
+"""Completes snapshots while queries run, and does requested retries and edits between batches."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from ..batch.stage_runner import StageRunner
 
 @dataclass(frozen=True, slots=True)
 class BetweenBatches:
-    """Looks for requests when it is asked to: a listing for edits, and one for retries while records wait."""
+    """Does requested edits and retries. Costs one listing, and a second one while rejected records wait."""
 
     store: ObjectStore
     app: str
 
     def check(self, runners: Iterable[StageRunner]) -> bool:
-        """Do what is asked for; False where something is left to do, or the store is silent.
+        """Do what is requested; return False if requests remain, or the store is unavailable.
 
-        Raises what a batch raises, which ended the stage.
+        Raises what a batch raises, which ends the stage.
         """
-        ours = {runner.stage.name: runner for runner in runners}
+        own = {runner.stage.name: runner for runner in runners}
         try:
-            self._retry(ours)
-            return self._edit(ours)
+            self._retry(own)
+            return self._edit(own)
         except Unavailable:
-            # Whether the store has been away for too long is the planners' to say.
+            # The planners decide when the store has been unavailable for too long.
             return False
 
-    def _retry(self, ours: Mapping[str, StageRunner]) -> None:
-        able = {name: runner for name, runner in ours.items() if rejected_of(runner.head).waiting}
+    def _retry(self, own: Mapping[str, StageRunner]) -> None:
+        able = {name: runner for name, runner in own.items() if rejected_of(runner.head).waiting}
         for request in RETRIES.all(self.store, self.app) if able else ():
             if (runner := able.get(request.stage)) is not None:
                 runner.retry()
                 RETRIES.remove(self.store, request.id, self.app)
 
-    def _edit(self, ours: Mapping[str, StageRunner]) -> bool:
+    def _edit(self, own: Mapping[str, StageRunner]) -> bool:
         all_done = True
         for request in EDITS.all(self.store, self.app):
-            runner = ours.get(request.stage)
+            runner = own.get(request.stage)
             if runner is None or request.error:
                 continue
             runner.edit(self.store, request)
-            # With versions that are not flushed it is committed later.
+            # With unflushed versions, the edit is committed later.
             if (done := done_by(self.store, request, runner.head)) is not None:
                 finish(self.store, self.app, request, done)
             else:
@@ -70,38 +70,38 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(slots=True)
 class Completer:
-    """Completes what every stage of one app has answered, one snapshot after the other, on a thread of its own."""
+    """Completes the snapshots that every stage of an app has recorded, one at a time, on a thread of its own."""
 
     store: ObjectStore
     app: str
     reader: Topics
     by: str
-    """host:pid, for the log of operations."""
+    """host:pid, for the audit log."""
     _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))
     _under_way: Future[None] | None = None
 
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
-        """Complete, in the background, what these heads may be the last to answer.
+        """Complete, in the background, the snapshots for which these heads may have been the last missing part.
 
-        Returns the snapshots that they carry and nobody asks for any more.
+        Returns the recorded snapshots of these heads whose requests are gone.
         """
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:
             return frozenset()
         requests = {request.id: request for request in stored.open_requests(self.store, self.app)}
         if self._under_way is None or self._under_way.done():
-            # None of these stages is still at it. Others may be, in other runners.
+            # None of these stages still waits for markers. Stages of other runners may.
             finished = [
-                requests[each]
-                for each in recorded & requests.keys()
-                if all(each in head.recorded and not head.awaited.get(each) for head in heads)
+                requests[snapshot_id]
+                for snapshot_id in recorded & requests.keys()
+                if all(snapshot_id in head.recorded and not head.awaited.get(snapshot_id) for head in heads)
             ]
             if finished:
                 self._under_way = self._thread.submit(self._complete, finished)
         return frozenset(recorded - requests.keys())
 
     def close(self) -> None:
-        """Let what is under way end."""
+        """Wait until the completion under way has ended."""
         self._thread.shutdown()
 
     def _complete(self, finished: Collection[Request]) -> None:
@@ -117,14 +117,14 @@ class Completer:
                 stored.cancel(self.store, self.app, request)
 
 
-def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:
-    """Names of snapshots; an id whose snapshot is withdrawn by now, or cannot be looked up, stays an id.
+def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
+    """Return the names of snapshots; an id that is withdrawn or cannot be looked up stays an id.
 
-    `known` has the names that were looked up before, by id, and gets the new ones.
+    `names` caches names by id and gets the new ones.
     """
-    # A name is for people; the batch is committed.
+    # Names are only for display: the batch is committed already.
     with suppress(Unavailable, Corruption, NotFound):
-        for found in (stored.open_requests, list_snapshots):
-            if not known.keys() >= set(ids):
-                known.update({one.id: one.name for one in found(store, app)})
-    return tuple(known.get(id_, id_) for id_ in ids)
+        for list_requests in (stored.open_requests, list_snapshots):
+            if not names.keys() >= set(ids):
+                names.update({snapshot.id: snapshot.name for snapshot in list_requests(store, app)})
+    return tuple(names.get(id_, id_) for id_ in ids)

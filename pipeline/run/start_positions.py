@@ -1,7 +1,7 @@
-"""Where a stage that is claimed reads its inputs on from, and what it does not get because Kafka has lost it.
+"""Start positions of a claimed stage, and the records that it skips because Kafka has lost them.
 
-Offsets of a topic only go forward. What is lost is refused, or, where that is accepted, passed over at once; the claim
-says so. Where a topic was deleted and made again, a claim that accepts it goes on with the one that is there.
+Offsets of a topic only move forward. Lost offsets are refused, or, with `accept_loss`, skipped at once and recorded in
+the claim. With `accept_loss`, a claim also continues on a topic that was deleted and created again.
 """
 
 import logging
@@ -23,33 +23,33 @@ from ...store.versions.manifest import Input, Lost, Manifest, Reset
 _log = logging.getLogger("slackwater")
 
 Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-"""Gets the earliest and the end offset of each partition; gives the first that is read."""
+"""Returns the first offset to read of each partition, from the earliest and the end offset of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where one input is read on from."""
+    """Start position of one input."""
 
     at: Input
-    """As the claim is to say it."""
+    """The input as the claim records it."""
     lost: Lost | None = None
-    """What the claim passes over."""
+    """The loss that the claim skips; None for no loss."""
     broken: frozenset[str] = frozenset()
-    """Ids of snapshots that cannot complete then."""
+    """Ids of snapshots that the loss keeps from completing."""
     unseen: str = ""
-    """What a new stage will not see though nobody lost it on its way, as half a sentence."""
+    """Records that a new stage will not see although none were lost in flight, as half a sentence."""
     ends: tuple[int, ...] = ()
-    """Where a user's topic ended then."""
+    """End offsets of a user's topic at that time."""
     another: str = ""
-    """Why the input's topic is another one than it was, as `why_another`; empty where it is the same."""
+    """Reason why the input's topic is a re-created one, as from `why_another`; empty if it is the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFinder:
-    """Finds the start positions of one stage, whose `head` is None when it is new; `state` asks Kafka for a topic.
+    """Finds the start positions of one stage. `head` is None for a new stage; `state` asks Kafka for a topic.
 
-    With `accept_loss`, what is gone may be passed over. `claiming`: the head is the draft of a claim, whose writers
-    upstream were claimed before, as far as this run has them.
+    With `accept_loss`, lost records may be skipped. With `claiming`, the head is the draft of a claim, and upstream
+    stages of this run are claimed already.
     """
 
     store: ObjectStore
@@ -60,122 +60,132 @@ class StartFinder:
     accept_loss: bool
     claiming: bool = False
     since: Callable[[str, int], Sequence[int]] | None = None
-    """Gives the first offset with a record of a time, in ms since 1970, or later, by partition; -1 for none."""
+    """Returns the first offset of each partition with a record at or after a time (ms since 1970); -1 for none."""
 
     def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
-        """The start of a user's topic; a new stage begins where `begin` says, or at the earliest offsets.
+        """Return the start of a user's topic; a new stage starts at the offsets from `begin`, or at the earliest.
 
         Raises `Refused`, or what `state` and `begin` raise.
         """
         earliest, ends, topic_id = now = self.state(topic)
         if self.head is None:
-            # Perhaps it was chosen long ago.
+            # A declared or stored start may be older than Kafka's records.
             at = begin(earliest, ends) if begin is not None else (0,) * len(earliest)
             missing = ", ".join(windows(topic, at, earliest))
             if missing and begin is not None:
                 self._refuse(
                     f"is to begin at offsets that are gone from Kafka: {missing}",
-                    "restore the topic with these records, or begin without them by --accept-loss",
+                    "restore the topic with these records, or begin without them: --accept-loss",
                 )
             unseen = f"{missing}, gone from Kafka" if missing else ""
             first = Input(topic, tuple(map(max, at, earliest)), topic_id=topic_id)
             return StartPosition(first, unseen=unseen, ends=ends)
-        known = self.head.inputs[name]
-        if why := why_another(topic, known.topic_id, known.offsets, now) or self._younger(topic, known, now):
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now) or self._why_younger(topic, source, now):
             self._refuse_another(why, another_users_topic(self.app, topic))
-            left = Reset(self.head.version, known.offsets, earliest, known.topic_id or NOT_KNOWN)
-            # How much of the former one is lost, nobody knows.
-            begun = replace(known, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*known.resets, left))
-            return StartPosition(begun, ends=ends, another=why)
-        known = replace(known, topic_id=merged(known.topic_id, topic_id))
-        at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
+            reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
+            # How many records of the former topic are lost is unknown.
+            restarted = replace(
+                source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
+            )
+            return StartPosition(restarted, ends=ends, another=why)
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
+        at = self._check_within(
+            topic, source.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
+        )
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
-            return StartPosition(replace(known, offsets=at), ends=ends)
+            return StartPosition(replace(source, offsets=at), ends=ends)
         gone = windows(topic, at, earliest)
         self._refuse(
-            f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
-            "restore the topic with these records, or go on without them by --accept-loss; "
-            "longer retention keeps it from happening again",
+            f"would continue at offsets that are gone from Kafka: {', '.join(gone)}",
+            "restore the topic with these records, or continue without them: --accept-loss. "
+            "A longer retention of the topic prevents this",
         )
-        before = known.lost + (0,) * (len(at) - len(known.lost))
-        total = tuple(had + until - start for had, start, until in zip(before, at, offsets, strict=True))
-        return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
+        lost_before = source.lost + (0,) * (len(at) - len(source.lost))
+        total = tuple(loss + until - start for loss, start, until in zip(lost_before, at, offsets, strict=True))
+        return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
-    def _younger(self, topic: str, known: Input, now: TopicState) -> str:
-        """Why a topic without a known id is another one, by its records' times; empty where these do not say so."""
+    def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
+        """Return why a topic without a known id must be a re-created one, by its records' times; else empty."""
         if is_known(now.id) or self.since is None or self.head is None:
             return ""
         head = self.head
         if self.claiming:
             head = history.read(self.store, self.app, self.stage, head.version - 1)
         since_read, since_now = (self.since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
-        if not is_younger(known.offsets, now, since_read, since_now):
+        if not is_younger(source.offsets, now, since_read, since_now):
             return ""
-        why = described(topic, known.topic_id, known.offsets, now)
-        return f"{why}, none of before {instants.iso(head.time_ms, 'milliseconds')}, when the stage had read it"
+        why = described(topic, source.topic_id, source.offsets, now)
+        return (
+            f"{why}, none of them from before {instants.iso(head.time_ms, 'milliseconds')}, when the stage last read it"
+        )
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
-        """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
-        # Before the sender's versions: what is deleted later is not judged by older ones.
+        """Return the start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
+        # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
         now = self.state(topic)
         sender = history.head(self.store, self.app, upstream)
         output = sender.outputs.get(name) if sender is not None else None
         if output is not None:
-            # Those count that the sender knows: others were added by hand and stay empty.
+            # Only partitions that the sender knows count: others were added by hand and stay empty.
             count = len(output.ends)
             now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
-            # Its newest version may be of after Kafka was asked.
+            # The newest version may be newer than the answer from Kafka.
             if are_two(output.topic_id, now.id):
                 why = why_another(topic, output.topic_id, output.ends, now)
                 self._refuse_another(why, another_channel(self.app))
                 if self.claiming:
-                    order = f"stage {upstream!r} writes it, and has to begin on it before anybody reads it"
+                    order = f"stage {upstream!r} writes it, and has to start on it before its readers"
                     raise AnotherTopic(f"{why}; {order}", hint=f"run {upstream!r}, too, with --accept-loss")
                 return StartPosition(self.head.inputs[name] if self.head is not None else Input(topic, now.earliest))
         earliest, ends, topic_id = now
         if self.head is None:
-            return self._new(name, topic, upstream, now)
-        known = self.head.inputs[name]
-        if why := why_another(topic, known.topic_id, known.offsets, now):
+            return self._start_of_new(name, topic, upstream, now)
+        source = self.head.inputs[name]
+        if why := why_another(topic, source.topic_id, source.offsets, now):
             self._refuse_another(why, another_channel(self.app))
-            return self._behind_former(name, known, topic_id, why)
-        known = replace(known, topic_id=merged(known.topic_id, topic_id))
-        # What a stage that was retired has still to read may have been collected meanwhile.
-        first = history.first_version(self.store, self.app, known.upstream) if self.head.retired else 0
-        if known.version + 1 < first:
+            return self._start_on_recreated(name, source, topic_id, why)
+        source = replace(source, topic_id=merged(source.topic_id, topic_id))
+        # Garbage collection may have removed versions that a retired stage has not read.
+        first = history.first_version(self.store, self.app, source.upstream) if self.head.retired else 0
+        if source.version + 1 < first:
             raise Refused(
-                f"stage {self.stage!r} was retired when it had read {known.upstream} up to v{known.version}, and the "
-                f"history of {known.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
+                f"stage {self.stage!r} was retired after reading {source.upstream} up to v{source.version}, but "
+                f"the history of {source.upstream} now begins at v{first} (slackwater gc): it cannot continue",
                 hint="give the stage a new name to start afresh",
             )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
-        known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
-        if all(map(int.__ge__, known.offsets, earliest)):
-            return StartPosition(known)
-        return self._behind(name, known, earliest, "go on at offsets that are") or StartPosition(known)
+        source = replace(source, offsets=self._check_within(topic, source.offsets, ends, way_out))
+        if all(map(int.__ge__, source.offsets, earliest)):
+            return StartPosition(source)
+        return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
-    def _new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
-        """The start of a stage that has not read the channel yet: where the channel begins."""
+    def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
+        """Return the start of a stage that has not read the channel yet: the beginning of the channel."""
         earliest, none = now.earliest, (0,) * len(now.earliest)
         first = history.first_version(self.store, self.app, upstream)
-        # A clone's history, and one that was thinned out, does not begin at version 1.
-        before = max(0, first - 1)
-        at = Input(topic, none, upstream, before, consumed=none, topic_id=now.id)
-        if any(earliest) and first and (lost := self._behind(name, at, earliest, "begin without what is")):
+        # The history of a clone, or one that was thinned out, does not begin at version 1.
+        skipped = max(0, first - 1)
+        at = Input(topic, none, upstream, skipped, consumed=none, topic_id=now.id)
+        if (
+            any(earliest)
+            and first
+            and (lost := self._start_after_gap(name, at, earliest, "begin without rows that are"))
+        ):
             return lost
-        if before:
-            unseen = f"what {upstream} sent before its v{first}, which is no part of this app's history any more"
+        if skipped:
+            unseen = f"rows that {upstream} sent before v{first}, which are no longer in this app's history"
             return StartPosition(replace(at, consumed=()), unseen=unseen)
         output = history.read(self.store, self.app, upstream, first).outputs.get(name) if first else None
         if output is not None and are_two(output.topic_id, now.id):
-            return self._behind_former(name, at, now.id, "")
-        # A topic that is older than the channel has messages that are none of its own.
+            return self._start_on_recreated(name, at, now.id, "")
+        # A topic older than the channel has messages that do not belong to the channel.
         begins = output.ends if output is not None and not (output.rows or output.markers) else none
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
-    def _behind_former(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """The start on a channel whose topic was made again: where the sender began on it, without what was unread."""
+    def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
+        """Return the start on a channel with a re-created topic: where the sender began, without unread older rows."""
         markers: set[str] = set()
         for version in history.after(self.store, self.app, at.upstream, at.version):
             output = version.outputs.get(name)
@@ -185,43 +195,45 @@ class StartFinder:
             gap = in_flight.Gap(
                 at.version, version.version, at.offsets, output.ends, (), output.sent, frozenset(markers)
             )
-            behind, lost = in_flight.pass_over(replace(at, topic_id=topic_id), gap)
+            position, lost = in_flight.pass_over(replace(at, topic_id=topic_id), gap)
             if lost.rows and not any(lost.rows):
                 return StartPosition(
-                    replace(behind, lost=at.lost), None, in_flight.broken(self.head, name, gap), another=why
+                    replace(position, lost=at.lost), None, in_flight.broken(self.head, name, gap), another=why
                 )
-            return StartPosition(behind, lost, in_flight.broken(self.head, name, gap), another=why)
+            return StartPosition(position, lost, in_flight.broken(self.head, name, gap), another=why)
         return StartPosition(replace(at, topic_id=topic_id), another=why)
 
-    def _behind(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
-        """The start behind a gap; None when no row is lost in one."""
+    def _start_after_gap(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
+        """Return the start after a gap of lost messages; None if no row is lost."""
         newer = history.after(self.store, self.app, at.upstream, at.version)
         gap = in_flight.find_gap(name, at, newer, earliest)
         if gap is None:
             return None
-        behind, lost = in_flight.pass_over(at, gap)
+        position, lost = in_flight.pass_over(at, gap)
         gone = ", ".join(f"{at.topic}[{partition}] {start}..{end}" for partition, start, end in gap.gone)
         rows = f"{_rows(lost)} " if lost.rows else ""
         self._refuse(
             f"would {would} gone from Kafka: {gone} ({rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)})",
-            "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
+            "clone the app from a moment whose records Kafka still has, or continue without these rows: --accept-loss",
         )
-        return StartPosition(behind, lost, in_flight.broken(self.head, name, gap))
+        return StartPosition(position, lost, in_flight.broken(self.head, name, gap))
 
-    def _within(self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str) -> tuple[int, ...]:
-        """The offsets, with those of partitions that the topic got since. No option goes back behind them."""
+    def _check_within(
+        self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str
+    ) -> tuple[int, ...]:
+        """Return the offsets, 0 for new partitions. Raises `Refused` if any exceeds the topic's end."""
         at = offsets + (0,) * (len(ends) - len(offsets))
         if beyond := ", ".join(windows(topic, ends, at)):
             raise Refused(
-                f"stage {self.stage!r} has read further than topic {topic!r} goes: {beyond} (where it ends, and where "
-                "the stage stands). It is the same topic, by its id: Kafka has lost its last records",
+                f"stage {self.stage!r} has read past the end of topic {topic!r}: {beyond} (the topic's end, and the "
+                "stage's position). The topic's id is unchanged: Kafka has lost its last records",
                 hint=way_out,
             )
         return at
 
-    def _refuse(self, what: str, way_out: str) -> None:
+    def _refuse(self, problem: str, way_out: str) -> None:
         if not self.accept_loss:
-            raise Gone(f"stage {self.stage!r} {what}", hint=way_out)
+            raise Gone(f"stage {self.stage!r} {problem}", hint=way_out)
 
     def _refuse_another(self, why: str, way_out: str) -> None:
         if not self.accept_loss:
@@ -229,25 +241,25 @@ class StartFinder:
 
 
 def another_users_topic(app: str, topic: str) -> str:
-    """The ways on from a user's topic that was made again."""
+    """Return the hint for a user's topic that was deleted and created again."""
     return (
-        f"slackwater reset {app} --topic {topic} --to-earliest reads the topic that is there now from its beginning, "
-        "and so does the next run with --accept-loss; where it has the same records at the same offsets: --shift-by 0"
+        f"to read the new topic from its beginning: slackwater reset {app} --topic {topic} --to-earliest, or run with "
+        "--accept-loss; if it has the same records at the same offsets: slackwater reset with --shift-by 0"
     )
 
 
 def another_channel(app: str) -> str:
-    """The ways on from a repartition topic that was made again."""
+    """Return the hint for a repartition topic that was deleted and created again."""
     return (
-        "rows that were on their way went with it: run the app with --accept-loss, which goes on without them and says "
-        f"how many they are; or clone it from a snapshot, which keeps such rows: slackwater clone {app}@SNAPSHOT NAME"
+        "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
+        f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
     )
 
 
 def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
-    """The claim with these start positions, by the input's declared name.
+    """Return the claim with these start positions, by the input's declared name.
 
-    Snapshots that the loss breaks are failed by name before: none is left that would wait for ever.
+    Snapshots that the loss breaks are failed first, so that nobody waits for them for ever.
     """
     broken = frozenset(name for start in starts.values() for name in start.broken)
     for request in stored.open_requests(store, draft.app) if broken else ():
@@ -257,7 +269,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
                 for name, start in starts.items()
                 if start.lost is not None and request.id in start.broken
             )
-            why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
+            why = f"stage {draft.stage!r} continued without {lost}, where its marker or in-flight records were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
             audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
             stored.cancel(store, draft.app, request)
@@ -269,23 +281,23 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
 
 
 def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
-    """Say what a stage will not see, before it starts."""
+    """Log which records a stage will not see, before it starts."""
     for name, start in starts.items():
         if start.ends and not is_known(start.at.topic_id):
             _log.warning(
-                "Kafka gives topics no ids: whether %s stays the topic that was read is known from its offsets, its "
-                "leader epochs and its records' times alone",
+                "this Kafka has no topic ids: if %s is deleted and created again, only offsets, leader epochs and "
+                "record times can show it",
                 start.at.topic,
             )
         if start.another:
-            _log.warning("stage %r goes on with the topic that is there now: %s", stage, start.another)
+            _log.warning("stage %r continues on the new topic: %s", stage, start.another)
         if start.lost is not None:
             skipped = ", ".join(windows(start.lost.topic, start.lost.starts, start.lost.ends))
             rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
-            where = f"what was on its way on {name}" if start.another else skipped
-            _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, where, rows)
+            where = f"rows in flight on {name}" if start.another else skipped
+            _log.warning("stage %r continues without %s%s: gone from Kafka", stage, where, rows)
         elif start.unseen:
-            _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
+            _log.warning("new stage %r on input %s will not see %s", stage, name, start.unseen)
 
 
 def _rows(lost: Lost) -> str:

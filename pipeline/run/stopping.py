@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an event, for what ends in order. Light: the command line imports it, too."""
+"""Ctrl-C and SIGTERM as an event, for an orderly stop. Few imports, because the command line uses it, too."""
 
 import signal
 import socket
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 _GRACE_S = 0.5
-"""How much later than other processes of the run this one may hear of a signal that is sent to all of them."""
+"""Delay with which this process may get a signal that is sent to all processes of the run."""
 
 
 class StopRequested(BaseException):
-    """Somebody asked to stop where nothing needs an end in order."""
+    """Raised by a stop request where no orderly end is needed."""
 
 
 class Stop(threading.Event):
-    """Set once somebody asked to stop; `now` once they asked again, by Ctrl-C, and would not wait for anything."""
+    """Event of a stop request; `now` is set by a second one (Ctrl-C), to wait for nothing more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,27 +24,28 @@ class Stop(threading.Event):
         self._raises = self._asked = False
 
     def is_set(self) -> bool:
-        """Whether somebody asked."""
+        """Return True after a stop request."""
         return self._asked or super().is_set()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, to be asked raises `StopRequested`: for what may wait long, and may be broken off anywhere."""
-        before, self._raises = self._raises, True
+        """Raise `StopRequested` within the block as soon as a stop is requested; for interruptible waits."""
+        previous, self._raises = self._raises, True
         try:
             if self.is_set():
                 raise StopRequested
             yield
         finally:
-            self._raises = before
+            self._raises = previous
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
-        """Inside, nothing is broken off, and what fails after somebody asked to stop is an end.
+        """Run the block without interruption, and raise `StopRequested` for failures after a stop request.
 
-        Who asks may ask all processes of the run at once, and what fails because of that may be heard of first.
+        A signal may go to all processes of the run, and a failure that it causes elsewhere may be seen before the
+        signal.
         """
-        before, self._raises = self._raises, False
+        previous, self._raises = self._raises, False
         try:
             yield
         except Exception:
@@ -52,7 +53,7 @@ class Stop(threading.Event):
                 raise StopRequested from None
             raise
         finally:
-            self._raises = before
+            self._raises = previous
         if self.is_set():
             raise StopRequested
 
@@ -64,22 +65,22 @@ class Stop(threading.Event):
 
 @contextmanager
 def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
-    """An event that SIGINT and SIGTERM set; where this is not the main thread, nobody sets it.
+    """Return an event that SIGINT and SIGTERM set; in other threads than the main one, nothing sets it.
 
-    `StopRequested` ends the block, and goes no further. `on_ask` is called with the event when it is set, and when
-    `now` is: at once and on a thread of its own, whatever the main thread is doing.
+    `StopRequested` ends the block and is not raised further. `on_ask` is called with the event when it is set, and when
+    `now` is: immediately, on a thread of its own, whatever the main thread does.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    # Python runs handlers between two steps of the main thread, which may be within a library for seconds, or hold the
-    # lock of the very event. The byte that it writes for each signal is there at once.
-    hears, tells = socket.socketpair()
-    tells.setblocking(False)
+    # Python runs signal handlers between two bytecodes of the main thread, which may be in a library for seconds, or
+    # may hold the lock of this event. The byte that Python writes for each signal arrives at once.
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
 
     def listen() -> None:
-        while numbers := hears.recv(64):
+        while numbers := receiver.recv(64):
             for number in numbers:
                 if number not in (signal.SIGINT, signal.SIGTERM):
                     continue
@@ -87,26 +88,26 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
                     stop.set()
                     on_ask(stop)
                 elif number == signal.SIGINT and not stop.now.is_set():
-                    # Service managers and wrappers send SIGTERM several times to mean it once.
+                    # Service managers and wrappers may send SIGTERM several times for one stop.
                     stop.now.set()
                     on_ask(stop)
 
     listener = threading.Thread(target=listen, name="stop-signals", daemon=True)
     listener.start()
-    wakes = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, stop._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, stop._ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     except StopRequested:
         pass
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(wakes)
-        tells.close()
+        signal.set_wakeup_fd(previous_fd)
+        sender.close()
         listener.join()
-        hears.close()
+        receiver.close()
         if stop._asked and not threading.Event.is_set(stop):
-            # The signal came to another thread: this one heard of it and was done before that one wrote its byte.
+            # Another thread got the signal: this thread ended before that one wrote its byte.
             stop.set()
             on_ask(stop)

@@ -1,4 +1,4 @@
-"""Looking after an app's running queries: start them, see what fails, complete snapshots, notice a take-over, stop."""
+"""Supervises an app's running queries: starts them, reports failures, completes snapshots, stops them."""
 
 import os
 import threading
@@ -31,40 +31,40 @@ from .topic_watch import TopicWatch
 
 @dataclass(slots=True)
 class Backpressure(Listener):
-    """A stage does not run far ahead of those that read it, where they run in the same runner. Safe with many threads.
+    """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
 
-    What lies in a channel must be read before a marker behind it is reached, so a backlog delays every snapshot, and
-    every instant cut has it in flight. A reader with an admission limit takes at most so many rows a batch: while more
-    than one such batch waits for it, its writer starts none. Readers without a limit take all there is.
+    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot and is in
+    flight in every instant cut. If more than one batch of a reader with an admission limit is waiting, its writer
+    starts no batch. Readers without a limit read all there is.
     """
 
     planners: PlannerFiles
     max_records: Mapping[str, int]
-    """The stages of this runner that have an admission limit: records of each input a batch."""
+    """Maximum records of each input a batch, by stage; only stages of this runner with a limit."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def move(self, head: Manifest, tip: Manifest) -> None:
-        """Note where a stage is, hold the writers whose readers lag, let the others go on, and tell its readers.
+        """Update a stage's position: hold the writers whose readers lag, release others, and notify its readers.
 
-        `head` is its newest committed version: what there is to read of it. `tip` is its newest acknowledged version:
-        what that has read waits for nobody, whether it is committed yet or not.
+        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
+        counts as having read its input.
         """
         with self._lock:
             self._heads[head.stage], self._tips[tip.stage] = head, tip
-            held = set(self._held())
+            waiting = set(self._held())
             for stage in self._heads:
-                self.planners.hold(stage, held=stage in held)
+                self.planners.hold(stage, held=stage in waiting)
         self.planners.commit(head.stage, head.version)
 
     def _held(self) -> Iterator[str]:
-        """The stages whose next batch has to wait."""
+        """Yield the stages that have to wait with their next batch."""
         for reader, max_records in self.max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
                 writer = self._heads.get(at.upstream)
-                # Who wrote the channel may not do so any more.
+                # A stage may no longer write a channel that it wrote before.
                 output = writer.outputs.get(name) if writer is not None else None
                 if output is not None and (unread(output, at) or 0) > max_records:
                     yield at.upstream
@@ -72,28 +72,28 @@ class Backpressure(Listener):
 
 @dataclass(slots=True)
 class CatchUp:
-    """Whether all stages have read what was there when the run began, as Structured Streaming's `availableNow` does.
+    """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
-    What comes in later may be read as well, and is waited for by nobody. A stage is done when it has read its topics up
-    to where they ended when the run began, and its channels up to the version with which their writers were done, and
-    no row is left that falls due at its watermark. A writer elsewhere, or nowhere, is done with its head at the start.
+    Later records may be read as well, but are not waited for. A stage is done when it has read its topics up to their
+    ends at the start, and its channels up to the version with which their writers were done, and no row is left that
+    falls due at its watermark. A writer that does not run here counts as done with its head at the start.
     """
 
     store: ObjectStore
     app: str
     ends: Mapping[str, Sequence[int]]
-    """End offsets of the users' topics when the run began, by topic and Kafka partition."""
+    """End offsets of the users' topics at the start, by topic and Kafka partition."""
     own: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By stage, the inputs of whose rows it says the watermark itself: what upstream's is, nobody there waits for."""
+    """Inputs whose watermark the stage declares itself, by stage; upstream's watermark is not waited for."""
     _done: dict[str, int] = field(default_factory=dict)
-    """By stage: a version at which it was done."""
+    """A version at which the stage was done, by stage."""
 
     def done(self, heads: Mapping[str, Manifest]) -> bool:
-        """Whether all stages of the run are done, by their newest committed versions, upstream first."""
+        """Return True if all stages of the run are done, by their newest committed versions, upstream first."""
         writers = {at.upstream for head in heads.values() for at in head.inputs.values() if at.upstream}
         for writer in writers - heads.keys() - self._done.keys():
-            found = history.head(self.store, self.app, writer)
-            self._done[writer] = found.version if found is not None else 0
+            newest = history.head(self.store, self.app, writer)
+            self._done[writer] = newest.version if newest is not None else 0
         for stage, head in heads.items():
             if (
                 stage not in self._done
@@ -108,11 +108,11 @@ class CatchUp:
             return not any(ranges(at.offsets, self.ends[at.topic]))
         if at.upstream not in self._done:
             return False
-        left = max(0, self._done[at.upstream] - at.version)
-        versions = islice(history.after(self.store, self.app, at.upstream, at.version), left)
+        count = max(0, self._done[at.upstream] - at.version)
+        versions = islice(history.after(self.store, self.app, at.upstream, at.version), count)
         sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
         own = name in self.own.get(stage, ())
-        # A version without rows, markers and a new watermark, such as a compaction, is no news to a reader.
+        # A version without rows, markers or a new watermark, such as a compaction, brings a reader nothing.
         return not any(
             output.rows
             or output.markers
@@ -125,29 +125,29 @@ class CatchUp:
 _POLL_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 5.0
-"""A runner that takes a stage over notifies the others as well."""
+"""Interval of the epoch check. A runner that takes a stage over also notifies the others."""
 _STOP_S = 6.0
 _SPARK_STOP_S = 10.0
 _NOW_S = 1.0
 _START_S = 15.0
 _STARTING = ("Initializing", "Getting offsets", "Starting")
-"""How Spark's words for what a query does begin before its sources have answered."""
+"""Prefixes of a Spark query's status before its sources have answered."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Looks after the queries of one runner, until `stop` is set or they have caught up."""
+    """Supervises the queries of one runner until `stop` is set or they have caught up."""
 
     spark: SparkSession
     runners: tuple[StageRunner, ...]
-    """The stages, upstream first."""
+    """Stage runners, upstream first."""
     watch: RequestWatch
     completer: Completer
-    """Closed at the end."""
-    asked: BetweenBatches
+    """Completes snapshots; closed at the end."""
+    requests: BetweenBatches
     announcer: Announcer
     catch_up: CatchUp | None
-    """None where the run never ends by itself."""
+    """Detects the end of the run; None if the run does not end by itself."""
     stop: Stop
     listener: Listener
     publishers: Publishers
@@ -156,10 +156,10 @@ class Supervisor:
     _to_do: bool = False
 
     def until_done(self) -> None:
-        """Start the queries, and return when they have ended as they should; raise what else stopped one of them."""
+        """Start the queries and return after an orderly end. Raises the error that ended a query otherwise."""
         with closing(self.completer):
             try:
-                # Planners that begin know what is asked already.
+                # Planners need to know the open requests when they start.
                 self._to_do = self.watch.look(busy=True)
                 self._start()
                 self._look_after()
@@ -167,23 +167,23 @@ class Supervisor:
                 self.listener.ending()
                 self._halt()
                 self.announcer.announce_moved(self._positions())
-                self.listener.doing("waiting for the snapshot under way to be written")
+                self.listener.doing("waiting for the current snapshot to be written")
             if not self.stop.is_set():
                 self._raise_failures(halted=True)
             self._complete_snapshots()
 
     def _start(self) -> None:
-        """Start the queries, no more of them coming up at a time than there are cores.
+        """Start the queries, at most as many at a time as there are cores.
 
-        Each source is a process of its own, and Spark gives each ten seconds to come up: started all at once, those of
-        a large app would take longer than that on a small machine.
+        Each source is a process of its own, and Spark gives each ten seconds to start. If all sources of a large app
+        started at once, they would take longer on a small machine.
         """
         at_once = os.cpu_count() or 1
         self.listener.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
         for number, runner in enumerate(self.runners):
             self.listener.looped()
             if number >= at_once:
-                # Until its sources have answered for the first time.
+                # Wait until the sources of an earlier query have answered for the first time.
                 query, deadline = self._queries[number - at_once], time.monotonic() + _START_S
                 while query.isActive and str(query.status["message"]).startswith(_STARTING):
                     if time.monotonic() > deadline or self.stop.wait(_POLL_S / 2):
@@ -201,17 +201,17 @@ class Supervisor:
             self.listener.looped()
             for runner in self.runners:
                 self.listener.looked(runner.stage.name, busy=runner.busy, version=runner.head.version)
-            now, before = time.monotonic(), versions
+            now, previous = time.monotonic(), versions
             versions = [runner.head.version for runner in self.runners]
-            requested = self.watch.look(busy=versions != before)
+            requested = self.watch.look(busy=versions != previous)
             self.publishers.hurry(hurried=self.watch.held)
             for runner in self.runners:
                 runner.keep_in_order(self.watch.forgetting)
             if requested or self._to_do:
                 try:
-                    self._to_do = not self.asked.check(self.runners)
+                    self._to_do = not self.requests.check(self.runners)
                 except Exception:
-                    # What fails is the stage's failure.
+                    # A failure here is a failure of the stage.
                     self._raise_failures()
                     raise
             if now >= housekeeping:
@@ -228,20 +228,20 @@ class Supervisor:
             self._follow_promotion()
 
     def _follow_promotion(self) -> None:
-        """Publish the sinks that a promotion gave the app meanwhile, and no more those that it had until then."""
+        """Publish the sinks that a promotion gave the app since, and stop publishing its former ones."""
         if self.publishers.follow({runner.stage.name: runner.head for runner in self.runners}):
             self.publishers.start()
-            # What was committed while they were made.
+            # Catch up with versions committed since the threads were created.
             for runner in self.runners:
                 self.publishers.move(runner.head)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """The offsets that each stage has read up to, by topic."""
+        """Return the offsets that each stage has read up to, by topic."""
         heads = ((runner.stage.name, runner.head.inputs.values()) for runner in self.runners)
         return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
     def _halt(self) -> None:
-        """Let batches under way end and be committed for a while, then drop them whole."""
+        """Wait a while for batches under way to end and be committed, then drop them."""
         for runner in self.runners:
             runner.stop()
         deadline = time.monotonic() + _STOP_S
@@ -253,14 +253,14 @@ class Supervisor:
         for runner in self.runners:
             runner.settle(0.0 if self.stop.now.is_set() else max(0.0, deadline - time.monotonic()))
         self.listener.doing("waiting for Spark to stop the queries")
-        # Side by side: each may take seconds. Who does not wait leaves that to the end of Spark.
+        # In parallel, because each may take seconds. Without a wait, Spark's end stops the queries.
         ends = [query.stop for query in self._queries]
         end_all(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say.
+        """Raise the failure of a stage or a sink; for halted queries, only the failures of their runners.
 
-        Where a topic is another one than it was, that is the reason, whatever fails of it.
+        If a topic was re-created, raise that as the cause of any other failure.
         """
         if self.topics.error is not None:
             raise self.topics.error
@@ -277,18 +277,18 @@ class Supervisor:
     def _raise_first(self, *, halted: bool) -> None:
         self.publishers.check()
         for runner, query in zip(self.runners, self._queries, strict=False):
-            # All that was to be read is committed by then, and a batch on later records may die of being halted.
+            # After a halt everything to read is committed, and a batch on later records may fail because of the halt.
             failed = None if halted or query.isActive else query.exception()
             if runner.error is None and failed is None:
                 continue
             if isinstance(runner.error, SlackwaterError):
                 raise runner.error
-            known = [error for error in (failed, runner.error) if error is not None]
-            text = "\n".join(f"{type(error).__name__}: {error}" for error in known)
+            causes = [error for error in (failed, runner.error) if error is not None]
+            text = "\n".join(f"{type(error).__name__}: {error}" for error in causes)
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:
-        """Complete what every stage has answered; note what nobody asks for any more."""
+        """Complete the snapshots that every stage has recorded, and drop those whose requests are gone."""
         closed = self.completer.check([runner.head for runner in self.runners])
         for runner in self.runners:
             runner.forget(closed)
@@ -298,7 +298,7 @@ class Supervisor:
             heads = {runner.stage.name: runner.head for runner in self.runners}
             return self.catch_up is not None and self.catch_up.done(heads) and self.publishers.done
         except Unavailable:
-            # Whether the store has been away for too long is the planners' to say.
+            # The planners decide when the store has been unavailable for too long.
             return False
 
 

@@ -1,8 +1,7 @@
-"""Noticing, while an app runs, that one of its topics was deleted and made again under its name.
+"""Detects, while an app runs, that one of its topics was deleted and created again under its name.
 
-Who plans batches of users' topics sees that by itself (`source.planner`). Of repartition topics, and of the internal
-topics of sinks, nobody asks for offsets while an app runs: for these, all ids are asked for at once now and then, and
-when something fails.
+Planners of users' topics notice that themselves (`source.planner`). Offsets of repartition topics and of sinks'
+internal topics are not read while an app runs, so their ids are checked together now and then, and after failures.
 """
 
 import threading
@@ -21,44 +20,44 @@ _LOOK_S = 5.0
 
 @dataclass(slots=True)
 class TopicWatch:
-    """Looks after the topics of the stages of one runner. `check` may be called by any thread."""
+    """Watches the topics of one runner's stages. `look` is thread-safe."""
 
     kafka: Kafka
     app: str
     runners: Sequence[StageRunner]
     error: AnotherTopic | None = field(default=None, init=False)
-    """The first topic that is another one than it was."""
+    """Error of the first topic found re-created; None if there is none."""
 
     def work(self, over: threading.Event) -> None:
-        """Look every few seconds, until it is `over` or there is something to say: one request each time."""
+        """Check every few seconds, until `over` is set or a topic is re-created: one request each time."""
         while self.error is None and not over.wait(_LOOK_S):
             self.look(users=False)
 
     def look(self, *, users: bool = True) -> AnotherTopic | None:
-        """The error of a topic that is another one now; None where all are the same, or Kafka does not answer.
+        """Return the error of a re-created topic; None if all are the same or Kafka does not answer.
 
-        Without `users`, their topics are left out.
+        Without `users`, users' topics are left out.
         """
-        kept = {each[0]: each for runner in self.runners for each in self._topics(runner) if users or each[2]}
+        topics = {entry[0]: entry for runner in self.runners for entry in self._topics(runner) if users or entry[2]}
         try:
-            now = self.kafka.topic_ids(kept.keys()) if kept else {}
+            now = self.kafka.topic_ids(topics.keys()) if topics else {}
         except SlackwaterError:
-            return None  # whoever needs it says so
+            return None  # a caller that needs Kafka reports the error
         for topic, topic_id in now.items():
-            _, before, what, hint, stage = kept[topic]
-            if are_two(before, topic_id):
+            _, previous_id, kind, hint, stage = topics[topic]
+            if are_two(previous_id, topic_id):
                 self.error = AnotherTopic(
-                    f"stage {stage!r} cannot go on: {what or 'topic'} {topic!r} was deleted and made again while the "
-                    f"app ran: it was the one of id {before}, and now it is the one of id {topic_id}",
+                    f"stage {stage!r} cannot go on: {kind or 'topic'} {topic!r} was deleted and made again while the "
+                    f"app ran: it was the one of id {previous_id}, and now it is the one of id {topic_id}",
                     hint=hint,
                 )
                 break
         return self.error
 
     def _topics(self, runner: StageRunner) -> Iterator[tuple[str, str, str, str, str]]:
-        """Topic, id, what it is where it is none of users', the way on, and the stage, of all whose ids are known."""
+        """Yield topic, id, kind (empty for a user's topic), hint and stage, for all topics with a known id."""
         head = runner.head
-        found = [
+        entries = [
             *(
                 (at.topic, at.topic_id, "repartition topic", another_channel(self.app))
                 if at.upstream
@@ -68,4 +67,4 @@ class TopicWatch:
             *((at.topic, at.topic_id, "repartition topic", another_channel(self.app)) for at in head.outputs.values()),
             *((at.topic, at.topic_id, "internal topic", another_internal()) for at in head.sinks.values()),
         ]
-        yield from ((*each, head.stage) for each in found if is_known(each[1]))
+        yield from ((*entry, head.stage) for entry in entries if is_known(entry[1]))

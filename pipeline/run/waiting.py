@@ -1,4 +1,4 @@
-"""Reasons for which stages wait, as their runner knows them. `status` reads them from the runner's signs of life."""
+"""Reasons why stages wait, as their runner knows them. `status` reads them from the runner's heartbeats."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,27 +8,27 @@ from pyspark.sql import SparkSession
 from ...snapshot.status.lag import StageLag
 
 
-def waits_for(stage: StageLag, *, busy: bool, queued: bool, held: bool, behind: bool) -> str:
-    """Return what a stage waits for; empty where it works, or where nobody knows.
+def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
+    """Return what a stage waits for; empty while it works, or if unknown.
 
-    `busy`: its batch is under way; `queued`: and none of its tasks runs, while those of others do. `held`: a promotion
-    holds the app. `behind`: those that read its channels are, and it starts no batch until they have caught up.
+    `busy`: a batch is under way; `queued`: none of its tasks runs, while tasks of other stages do. `on_hold`: a
+    promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
     """
     if busy:
-        return "its turn on the cores" if queued else ""
-    if held:
+        return "a free core" if queued else ""
+    if on_hold:
         return "the end of a promotion"
-    if behind:
-        return "its readers, which are behind"
+    if readers_lag:
+        return "its readers to catch up"
     if stage.records == 0:
-        return f"new records of {', '.join(dict.fromkeys(each.upstream or each.topic for each in stage.inputs))}"
+        return f"new records of {', '.join(dict.fromkeys(source.upstream or source.topic for source in stage.inputs))}"
     return ""
 
 
 def queued_groups(spark: SparkSession) -> Collection[str]:
-    """Return the groups of Spark's jobs none of whose tasks runs while tasks of others do: their turn will come.
+    """Return the job groups in Spark without a running task, if other groups have running tasks.
 
-    A streaming query's jobs are in the group of its run id. A few calls of the JVM for each job under way.
+    A streaming query's jobs are in the group of its run id. Costs a few JVM calls for each active job.
     """
     jvm: Any = spark.sparkContext._jvm
     statuses = jvm.java.util.ArrayList()

@@ -1,6 +1,6 @@
-"""Spark's checkpoint folder, written from a manifest: scratch, because the manifest is the only log.
+"""Writes Spark's checkpoint folder from a manifest. It is scratch, because the manifest is the only log.
 
-Spark resumes from the last batch in `offsets/` that `commits/` confirms; it needs two of each to take up a position.
+Spark resumes after the last batch in `offsets/` that `commits/` confirms; it needs two of each to resume at a position.
 Formats: OffsetSeqLog and CommitLog of Structured Streaming, version 1.
 """
 
@@ -17,12 +17,12 @@ from ...state.records import Position
 
 @dataclass(frozen=True, slots=True)
 class ScratchCheckpoint:
-    """One query's scratch checkpoint under `folder`."""
+    """Scratch checkpoint of one query, in `folder`."""
 
     folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Make Spark go on with batch `version` + 1 from these positions, one for each use of a source, in order."""
+        """Make Spark start with batch `version` + 1 at these positions, one for each use of a source, in order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
@@ -34,12 +34,12 @@ class ScratchCheckpoint:
             (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def planned(self, batch: int) -> dict[str, Position]:
-        """Where batch `batch` ends, by input, as Spark logged it before it started."""
+        """Return the end of a batch by input, as Spark logged it before the batch started."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
-        found: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
         for line in lines:
             position = Position.of(json.loads(line))
-            # A source that has several places in the plan is still one: it is asked once.
-            if found.setdefault(position.input, position) != position:
+            # A source that is used several times in the plan is planned once.
+            if ends.setdefault(position.input, position) != position:
                 raise AssertionError(f"batch {batch} ends at two places of {position.input!r}: {lines}")
-        return found
+        return ends

@@ -1,6 +1,6 @@
 """The Structured Streaming source of one input, in Python: a user's Kafka topic, or a repartition topic.
 
-Spark starts a process only to make one of these: what reading takes is not imported before something is read.
+Spark starts a process only to construct a source, so modules for reading are imported when something is read.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ TOPIC_SCHEMA = (
 )
 """The columns of Structured Streaming's Kafka source."""
 WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
-"""The same with its option `includeHeaders`."""
+"""The columns with the option `includeHeaders`."""
 
 
 class InputSource(DataSource):
-    """`spark.readStream.format("slackwater-input")`: for what users read, `slackwater.spark` has a source."""
+    """`spark.readStream.format("slackwater-input")`, for internal use. Users' source is `slackwater.spark`."""
 
     private: ClassVar[Private] = Private()
 
     @classmethod
     def name(cls) -> str:
-        """Spark's name of the format."""
+        """Return Spark's name of the format."""
         return "slackwater-input"
 
     def schema(self) -> StructType | str:
-        """The columns of Structured Streaming's Kafka source, unless `open_stream` was given others."""
+        """Return the columns of Structured Streaming's Kafka source, or those given to `open_stream`."""
         return TOPIC_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Spark's hook."""
         from .readers import ChannelSourceReader, TopicSourceReader
 
         options = msgspec.json.decode(self.options["json"], type=SourceOptions)
@@ -53,11 +52,11 @@ _registering = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
-    """A stream of a source that has `private` beside its options; rows have the `schema`, or that of a plain topic.
+    """Return a stream of a source with `private` values; rows have `schema`, or that of a plain topic.
 
-    Spark pickles a source's class when it is registered, and makes the source of it when the stream is opened. So for
-    that moment a class is registered that carries the values. Spark keeps them in memory as bytes of a pickle, sends
-    them to tasks as it sends functions, and shows them nowhere. A schema that Spark was given would put off the making.
+    Spark pickles a source's class when it is registered, and constructs the source when the stream is opened. So for
+    that moment a class is registered that carries the values. Spark keeps them in memory as pickled bytes, sends them
+    to tasks like functions, and shows them nowhere. A schema given to Spark would defer the construction.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _registering:

@@ -1,7 +1,7 @@
-"""What a source of Structured Streaming is told: its options, and what nobody else may see. Values only.
+"""Options of a Structured Streaming source, and its private values. Values only.
 
-Options stand in Spark's plans, and so in its UI and its event log. So a source gets the client's properties, which have
-passwords, beside them (`data_source.open_stream`).
+Spark shows options in its plans, UI and event log. So the client's properties, which have passwords, reach a source in
+another way (`data_source.open_stream`).
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ if TYPE_CHECKING:
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a source is told, as JSON in its one option. No secrets."""
+    """Options of a source, passed as JSON in its one Spark option. No secrets."""
 
     input: str
-    """The input's declared name."""
+    """Declared name of the input."""
     topic: str
-    """The Kafka topic."""
+    """Kafka topic."""
     topic_id: str = ""
-    """Of a user's topic, as `Input.topic_id`."""
+    """Id of a user's topic, as `Input.topic_id` has it."""
     upstream: str = ""
-    """The stage that writes it, for a repartition topic; empty for a user's topic."""
+    """Stage that writes a repartition topic; empty for a user's topic."""
     patience_s: float = 120
-    """How long the broker or the store may be away."""
+    """Seconds that the broker or the store may be unavailable."""
     max_records: int | None = None
-    """At most so many records, or rows, a batch; None for no bound."""
+    """Maximum records (of a channel: rows) a batch; None for no limit."""
     trigger_ms: int = 0
-    """Shortest time between two batches."""
+    """Minimum time between two batches."""
     app: str = ""
     stage: str = ""
-    """The one that reads."""
+    """Stage that reads the input."""
     store: str = ""
-    """Root of the store in which to look for the upstream stage's versions, and for the app's archives."""
+    """Root of the store with the upstream stage's versions and the app's archives."""
     spool: str = ""
-    """A folder of the machine of the tasks in which what is read is kept for the archive; empty for none."""
+    """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
     counts: str = ""
-    """A folder in which requests to the store are counted; empty for none."""
+    """Folder where requests to the store are counted; empty for none."""
     told: str = ""
-    """Where the runner tells what it wants (`wake.PlannerFiles`); empty where nobody does."""
+    """Folder of the runner's messages to planners (`wake.PlannerFiles`); empty for none."""
     wakes: bool = False
-    """Whether the runner wakes the stage by this input."""
+    """True if the runner wakes the stage through this input."""
     asks: bool = False
-    """Whether to look for the snapshots that are asked for; else markers bring them."""
+    """True if snapshot requests reach the stage through this input; otherwise by markers."""
     handled: tuple[str, ...] = ()
-    """Ids of snapshots for which a batch of this topic has ended already."""
+    """Ids of snapshots for which a batch of this topic has already ended."""
     until: tuple[int, ...] | None = None
-    """Where a user's topic ends for this reader, by partition; None for its end in Kafka."""
+    """End offsets of a user's topic for this reader, by partition; None to read to the topic's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """What a source is given that nobody else may see."""
+    """Values of a source that must not be shown."""
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Client properties."""
     s3: S3Settings | None = None
-    """How S3 is talked to; None for what the environment says."""
+    """S3 client settings; None to read them from the environment."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of the driver by which it finds S3, for planning, which is done on its machine."""
+    """The driver's environment variables for S3, for planning on the same machine."""
     error_mark: ErrorMark = ERROR_MARK
-    """Of the errors of reading, in tasks."""
+    """Mark of errors of reading, in tasks."""

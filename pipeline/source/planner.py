@@ -1,7 +1,7 @@
-"""Where the next batch of one input ends. Runs in the source's own process on the driver.
+"""Plans the end of an input's next batch, in the source's own process on the driver.
 
-Spark asks many times a second; the answer comes from memory, and Kafka and the store are looked at only as often as
-set here. A batch ends early, at once and also when idle, where a snapshot wants it to.
+Spark asks many times a second. Answers come from memory; Kafka and the store are polled at the intervals below. A batch
+ends early, and starts even when idle, when a snapshot needs it.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
-"""After a long silence a look comes later, by at most this share of the silence."""
+"""Maximum polling interval after a long silence, as a share of the silence."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """When a stage may start a batch: not two within its trigger interval, and none while `held` says so.
+    """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
-    A snapshot that asks overrules both. Batches start at whole multiples of the interval on the wall clock, as
-    Structured Streaming's do, so that the inputs of a stage, each of which is planned in a process of its own, come due
-    together.
+    Snapshot requests override both. Batches start at whole multiples of the interval on the wall clock, like Structured
+    Streaming's, so that the inputs of a stage, each planned in a process of its own, are due together.
     """
 
     interval_s: float
     clock: Callable[[], float] = time.time
-    held: Callable[[], bool] = lambda: False
+    is_held: Callable[[], bool] = lambda: False
     _next: float = field(default=0.0, init=False)
 
     def due(self) -> bool:
-        """Whether a batch may start now."""
-        return self.clock() >= self._next and not self.held()
+        """Return True if a batch may start now."""
+        return self.clock() >= self._next and not self.is_held()
 
     def started(self) -> None:
-        """A batch starts now."""
+        """Record that a batch starts now."""
         if self.interval_s:
             self._next = (self.clock() // self.interval_s + 1) * self.interval_s
 
 
 @dataclass(slots=True)
 class _Every:
-    """Lets something through every so many seconds."""
+    """Allows an action once per interval."""
 
     seconds: float
     _next: float = field(default=0.0, init=False)
@@ -69,17 +68,17 @@ class _Every:
 
 
 def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
-    """At most `max_records` of what lies between, shared out among the partitions by their backlog.
+    """Return end offsets with at most `max_records` in all, shared out among partitions by their backlog.
 
-    Partitions that `start` does not know are new and begin at 0. The same rule as Structured Streaming's
-    maxOffsetsPerTrigger; each partition with a backlog moves by one record at least.
+    Partitions missing in `start` are new and begin at 0. The rule of Structured Streaming's maxOffsetsPerTrigger; each
+    partition with a backlog moves by at least one record.
     """
-    known = start + (0,) * (len(ends) - len(start))
-    backlog = [max(0, end - at) for at, end in zip(known, ends, strict=True)]
+    begins = start + (0,) * (len(ends) - len(start))
+    backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]
     total = sum(backlog)
     if max_records is not None and total > max_records:
         backlog = [min(waiting, max(1, waiting * max_records // total)) for waiting in backlog]
-    return tuple(at + waiting for at, waiting in zip(known, backlog, strict=True))
+    return tuple(at + waiting for at, waiting in zip(begins, backlog, strict=True))
 
 
 @dataclass(slots=True)
@@ -92,31 +91,31 @@ class TopicPlanner:
     max_records: int | None
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
-    """Gives the ids of the snapshots that are asked for."""
+    """Returns the ids of requested snapshots."""
     handled: set[str]
-    """Ids of those for which a batch has ended."""
+    """Ids of snapshots for which a batch has ended."""
     until: tuple[int, ...] | None = None
-    """Where it ends for this reader, whatever comes after; None for nowhere."""
+    """End offsets for this reader, by partition; None for no end."""
     woken: Callable[[int], int] = lambda _handled: 0
-    """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
+    """Returns a version, newer than the given one, after which a batch is due even without records; 0 for none."""
     bounds: Callable[[], tuple[int, ...] | None] = lambda: None
-    """Gives where it ends for now, while the app is held: a partition that is not there stands still. None for not."""
+    """Returns the offsets at which a promotion holds the app; partitions not listed are not read. None for no hold."""
     topic_id: str = ""
-    """Of the topic that is read, as `Input.topic_id`."""
+    """Id of the topic being read, as `Input.topic_id` has it."""
     _seen_ms: int = field(default_factory=instants.now_ms, init=False)
-    """When Kafka still had that one."""
+    """Last time when Kafka had the topic with this id."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
 
     def latest(self, start: Position) -> Position:
-        """Where the batch that starts at `start` ends; `start` itself when there is none to make.
+        """Return the end of the batch that starts at `start`; `start` itself for no batch.
 
-        Raises `Unavailable` when the broker has been away for too long, and `AnotherTopic`.
+        Raises `Unavailable` when the broker has been unavailable for too long, and `AnotherTopic`.
         """
         new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
         if new:
-            # At once, and without records: the snapshot need not wait for one more batch.
+            # At once and without records, so that the snapshot need not wait for another batch.
             self.handled.update(new)
             return replace(start, snapshots=tuple(new))
         if not self.pace.due():
@@ -142,7 +141,7 @@ class TopicPlanner:
             self.patience.waited(error.message)
             return
         except NotFound:
-            # A topic that vanished has nothing new; the runner's start check says so in words.
+            # A deleted topic has no new records; the check at the runner's start reports it.
             self.patience.answered()
             return
         self.patience.answered()
@@ -155,9 +154,7 @@ class TopicPlanner:
     def _check_same(self, read: tuple[int, ...], now: TopicState) -> None:
         if why := why_another(self.topic, self.topic_id, read, now):
             since = instants.iso(self._seen_ms)
-            raise AnotherTopic(
-                f"{why}. A batch that was committed after {since} may have read the topic that is there now"
-            )
+            raise AnotherTopic(f"{why}. A batch that was committed after {since} may have read the new topic")
         self.topic_id, self._seen_ms = merged(self.topic_id, now.id), instants.now_ms()
 
 
@@ -172,22 +169,22 @@ class ChannelPlanner:
     pace: Pace
     max_records: int | None
     woken: Callable[[int], int] = lambda _handled: 0
-    """Gives the version after which a batch is to start whatever there is to read, above one version; 0 for none."""
+    """Returns a version, newer than the given one, after which a batch is due even without rows; 0 for none."""
     committed: Callable[[], int | None] = lambda: None
-    """Gives the newest version of the upstream stage where that runs on this machine; None where nobody tells."""
-    _known: list[Manifest] = field(default_factory=list, init=False)
+    """Returns the newest version of an upstream stage that runs on this machine; None if unknown."""
+    _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
-    """When there was something new, at the latest when the store was first read."""
+    """Last time when a new version was found, or the first poll."""
     _read_after: int = field(default=0, init=False)
-    """The commit after which the store was read."""
+    """Newest upstream version known at the last poll."""
 
     def latest(self, start: Position) -> Position:
-        """Where the batch that starts at `start` ends; `start` itself when there is none to make."""
+        """Return the end of the batch that starts at `start`; `start` itself for no batch."""
         self._refresh(start.version)
         rows, end = 0, None
         snapshots: tuple[str, ...] = ()
-        for manifest in self._known:
+        for manifest in self._unread:
             output = manifest.outputs[self.channel]
             if end is not None and self.max_records is not None and rows + output.rows > self.max_records:
                 break
@@ -210,30 +207,30 @@ class ChannelPlanner:
         return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.handed_on_ms, woken)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
-        """The attempts whose messages count in the upstream versions start + 1 to end."""
+        """Return the attempts whose messages count in the upstream versions start + 1 to end."""
         versions = history.between(self.store, self.app, self.upstream, start, end)
         return frozenset(sent(self.channel, versions).attempts)
 
     def _refresh(self, consumed: int) -> None:
-        self._known = [manifest for manifest in self._known if manifest.version > consumed]
-        last = max(consumed, *(manifest.version for manifest in self._known), 0)
+        self._unread = [manifest for manifest in self._unread if manifest.version > consumed]
+        last = max(consumed, *(manifest.version for manifest in self._unread), 0)
         committed = self.committed()
         if not ((committed or 0) > max(last, self._read_after) or self._poll.now()):
             return
         self._read_after = committed or 0
         new = list(history.after(self.store, self.app, self.upstream, last))
         if new:
-            # Who reads a channel from its beginning comes by what a rewind has undone since.
+            # A reader from the channel's beginning also passes versions that a rewind has undone.
             counting = new[-1].follows(consumed)
-            self._known = [
+            self._unread = [
                 manifest
-                for manifest in (*self._known, *new)
-                if self.channel in manifest.outputs and any(manifest.version in each for each in counting)
+                for manifest in (*self._unread, *new)
+                if self.channel in manifest.outputs and any(manifest.version in counted for counted in counting)
             ]
         now_s = time.monotonic()
         self._news_s = now_s if new else self._news_s or now_s
         if committed is not None:
-            # Its commits are told as they come; others may commit, too.
+            # The runner announces its commits; other processes may commit, too.
             self._poll.seconds = _STORE_POLL_IDLE_S
         else:
             longest_s = min(_STORE_POLL_IDLE_S, max(_STORE_POLL_MAX_S, (now_s - self._news_s) * _IDLE_SHARE))

@@ -1,6 +1,6 @@
-"""What Structured Streaming's sources in Python do: plan batches and read them.
+"""Readers of Structured Streaming's Python sources: they plan batches and read them.
 
-Planning runs in one process for each source on the driver, reading in Spark's Python workers.
+Planning runs in one driver process for each source, reading in Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class _Range(InputPartition):
-    """Offsets start to end - 1 of one Kafka partition; for a channel, the attempts whose messages count."""
+    """Offsets start to end - 1 of one Kafka partition; for a channel, with the attempts whose messages count."""
 
     topic: str
     partition: int
@@ -56,36 +56,36 @@ class _Range(InputPartition):
     end: int
     attempts: frozenset[str] = frozenset()
     rows: int | None = None
-    """For a channel: how many rows these attempts sent there."""
+    """Number of rows that these attempts sent to the partition of a channel."""
 
 
 def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
     return [
-        _Range(topic, one.partition, one.first, one.last, attempts, one.rows)
-        for one in ranges(start.offsets, end.offsets, start.consumed, end.consumed)
+        _Range(topic, range_.partition, range_.first, range_.last, attempts, range_.rows)
+        for range_ in ranges(start.offsets, end.offsets, start.consumed, end.consumed)
     ]
 
 
 class _SourceReader(DataSourceStreamReader):
-    """What both readers share."""
+    """Common part of both readers."""
 
     _planner: TopicPlanner | ChannelPlanner
-    """Made where it is first used: a reader also travels to workers, which plan nothing."""
+    """Created on first use, because a reader is also pickled to workers, which plan nothing."""
     _needed: frozenset[str] | None = None
-    """The columns that the stage needs; None for all."""
+    """Columns that the stage needs; None for all."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         self._options = options
         self._schema = schema
         self._private = private
         self._reached: dict[str, Any] = {}
-        # Spark makes its readers when the query has been started: what is needed is known by then.
-        self._share = self._told.chosen(options.stage, options.input) if self._told is not None else None
+        # Spark creates readers after the query's start, when the needed columns and shares are known.
+        self._share = self._files.chosen(options.stage, options.input) if self._files is not None else None
 
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Spark's hook; before 4.2 it does not say where the batch starts, which is where the one before ended."""
+        """Return the end of the batch that starts at `start`, or at the last end: Spark before 4.2 gives no start."""
         at = Position.of(start or self._reached)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
@@ -93,33 +93,32 @@ class _SourceReader(DataSourceStreamReader):
         return self._reached
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark's hook."""
         with self._private.error_mark.own():
             assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
             configure_worker()
             yield from self._read(partition, arrow_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Spark's hook; before 4.2 it also says by this, with an empty range, where a checkpoint goes on."""
+        """Return the ranges to read; before Spark 4.2, an empty range also tells where a checkpoint resumes."""
         self._reached = end
         first, last = Position.of(start), Position.of(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
 
     def _attempts(self, _start: int, _end: int) -> frozenset[str]:
-        """Those whose messages count, of a channel's upstream versions."""
+        """Return the attempts whose messages count, of a channel's upstream versions."""
         return frozenset()
 
     @abstractmethod
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
 
     def stop(self) -> None:
-        """Spark's hook, in the process that plans: end it without a word where Spark has hung up, at a query's end.
+        """End the planning process without output if Spark has hung up at a query's end.
 
-        Else pyspark's loop would try to tell Spark of that, over the same connection, and print that it cannot.
+        Otherwise pyspark's loop would report the error over the same connection, and print that it cannot.
         """
         error = sys.exception()
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
-            # What breaks within our own hooks is another connection: Kafka's, or the store's.
+            # An error raised in our own methods is of another connection: Kafka's, or the store's.
             frame.f_code.co_filename == __file__
             for frame, _ in walk_tb(error.__traceback__)
         ):
@@ -131,7 +130,7 @@ class _SourceReader(DataSourceStreamReader):
 
     @property
     def _archived(self) -> Kafka:
-        """Kafka, with what it has lost read from archives; what has an end is of the past, as a trial reads it."""
+        """Kafka, with lost records read from archives. With `until`, archives are read first, as for a trial."""
         options, columns = self._options, SCHEMA.names
         if self._needed is not None and not options.spool:
             columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
@@ -139,13 +138,13 @@ class _SourceReader(DataSourceStreamReader):
         return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
 
     def _store(self) -> ObjectStore:
-        # Spark may have started this process with less than the driver was given since.
+        # Spark may have started this process before the driver's environment was complete.
         os.environ.update(self._private.environ)
         return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
 
     @contextmanager
-    def _kept(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
-        """What is called with the messages of a range, as they are read, for whoever archives them."""
+    def _keep(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
+        """Return a function that keeps the messages of a range, as they are read, for the archive."""
         if not self._options.spool:
             yield lambda _columns: None
             return
@@ -154,24 +153,24 @@ class _SourceReader(DataSourceStreamReader):
             yield keeper.add if keeper is not None else lambda _columns: None
 
     @property
-    def _told(self) -> PlannerFiles | None:
+    def _files(self) -> PlannerFiles | None:
         return PlannerFiles(Path(self._options.told)) if self._options.told else None
 
     def _pace(self) -> Pace:
-        told, stage = self._told, self._options.stage
-        return Pace(self._options.trigger_ms / 1000, held=lambda: told is not None and told.held(stage))
+        files, stage = self._files, self._options.stage
+        return Pace(self._options.trigger_ms / 1000, is_held=lambda: files is not None and files.held(stage))
 
-    def _woken(self, handled: int) -> int:
-        told, options = self._told, self._options
-        return told.woken(options.stage, handled, instants.now_ms()) if told is not None and options.wakes else 0
+    def _woken_version(self, handled: int) -> int:
+        files, options = self._files, self._options
+        return files.woken(options.stage, handled, instants.now_ms()) if files is not None and options.wakes else 0
 
 
 class TopicSourceReader(_SourceReader):
-    """Reads a user's Kafka topic: the rows and columns that the stage needs. Other columns are null in each row."""
+    """Reads a user's Kafka topic: the rows and columns that the stage needs. Other columns are null."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         super().__init__(options, schema, private)
-        self._needed = self._told.needed(options.stage, options.input) if self._told is not None else None
+        self._needed = self._files.needed(options.stage, options.input) if self._files is not None else None
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -183,50 +182,50 @@ class TopicSourceReader(_SourceReader):
             pace=self._pace(),
             max_records=options.max_records,
             patience=patience_with(self._kafka, options.patience_s),
-            requests=self._told.asked if self._told is not None and options.asks else tuple,
+            requests=self._files.asked if self._files is not None and options.asks else tuple,
             handled=set(options.handled),
             until=options.until,
-            woken=self._woken,
+            woken=self._woken_version,
             bounds=self._bounds,
         )
 
     def _bounds(self) -> tuple[int, ...] | None:
-        return self._told.bounds(self._options.topic) if self._told is not None else None
+        return self._files.bounds(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Spark's hook."""
-        # Only without a checkpoint; a stage's always says where it is.
+        """Return the earliest offsets. Not used for stages, whose checkpoint has a position."""
+        # Called only without a checkpoint, which stages always have.
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.partition, partition.start, partition.end)
-        with self._kept(partition) as keep:
+        with self._keep(partition) as keep:
 
-            def kept(messages: Sequence[Message]) -> Columns:
+            def keep_columns(messages: Sequence[Message]) -> Columns:
                 columns = Columns(messages)
                 keep(columns)
                 return columns
 
-            read = map(kept, self._archived.read(partition.topic, *where, patience_s=self._options.patience_s))
+            read = map(keep_columns, self._archived.read(partition.topic, *where, patience_s=self._options.patience_s))
             if self._share is None:
                 yield from (columns.source(schema, self._needed) for columns in read)
             else:
                 yield from _together(self._chosen(self._share, read, schema))
 
     def _chosen(self, share: KeyShare, read: Iterable[Columns], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Rows of a share of keys: of the others, no column but those of the key is made."""
+        """Yield the rows of a share of keys. For other rows, only the key columns are built."""
         for columns in read:
-            mine = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
-            if len(mine):
-                yield columns.take(mine).source(schema, self._needed)
+            indexes = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
+            if len(indexes):
+                yield columns.take(indexes).source(schema, self._needed)
 
 
 def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches: Spark takes as long for a batch of a few as for one of thousands."""
+    """Yield the same rows in larger batches: for Spark, a batch of a few rows costs as much as one of thousands."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(each.num_rows for each in waiting) >= _BATCH_ROWS:
+        if sum(rows.num_rows for rows in waiting) >= _BATCH_ROWS:
             yield pa.concat_batches(waiting)
             waiting = []
     if waiting:
@@ -238,7 +237,7 @@ class ChannelSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options, told, store = self._options, self._told, self._store()
+        options, files, store = self._options, self._files, self._store()
         if options.counts:
             store = CountingStore(store, SharedCounts(Path(options.counts) / str(os.getpid())).add)
         return ChannelPlanner(
@@ -248,8 +247,8 @@ class ChannelSourceReader(_SourceReader):
             options.input,
             pace=self._pace(),
             max_records=options.max_records,
-            woken=self._woken,
-            committed=lambda: None if told is None else told.committed(options.upstream),
+            woken=self._woken_version,
+            committed=lambda: None if files is None else files.committed(options.upstream),
         )
 
     def _attempts(self, start: int, end: int) -> frozenset[str]:
@@ -257,7 +256,7 @@ class ChannelSourceReader(_SourceReader):
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
-        with self._kept(partition) as keep:
+        with self._keep(partition) as keep:
 
             def decoded(messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
                 keep(Columns(messages))

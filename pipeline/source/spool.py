@@ -1,7 +1,7 @@
-"""What readers of users' topics have fetched, as files of the runner's machine, for whoever archives it.
+"""Fetched records of users' topics, kept by readers as files on the runner's machine, for the archiver.
 
-A file has one range of offsets of one partition, whole, as uncompressed Arrow: it is there under its name once all of
-it was read. Nothing rests on it: what is not here is read from Kafka again.
+A file has one complete range of offsets of one partition, as uncompressed Arrow; it gets its name once the range was
+read. Nothing depends on these files: missing ranges are read from Kafka again.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..kafka.columns import Columns
 _log = logging.getLogger("slackwater")
 
 _MOST_BYTES = 4 << 30
-"""Of one topic that wait to be archived, such as while the store is away: the rest is read again."""
+"""Maximum bytes of a topic that wait for the archive, as while the store is unavailable; the rest is read again."""
 _OF_ALL = ("topic", "partition")
-"""Columns that the file's place says."""
+"""Columns that the file's path contains."""
 _STORED = pa.schema([field for field in SCHEMA if field.name not in _OF_ALL])
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A range of offsets in a file."""
+    """A file with a range of offsets."""
 
     topic: str
     extent: Extent
     path: Path
 
     def records(self, part: Extent) -> Iterator[pa.Table]:
-        """The records of a part of the range, in the columns of `archive.columns.SCHEMA`. Raises `OSError`."""
+        """Yield the records of a part of the range, in the columns of `archive.columns.SCHEMA`. Raises `OSError`."""
         try:
             with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
                 for batch in reader:
@@ -46,7 +46,7 @@ class Spooled:
                     if first < end:
                         yield self._whole(batch.slice(first, end - first))
         except pa.ArrowException as error:
-            raise OSError(f"{self.path} is not what was written: {error}") from error
+            raise OSError(f"{self.path} is damaged: {error}") from error
 
     def _whole(self, batch: pa.RecordBatch) -> pa.Table:
         values = {"topic": self.topic, "partition": self.extent.partition}
@@ -60,15 +60,15 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True)
 class InputSpool:
-    """A folder that readers and whoever archives share. Each file has its own name."""
+    """Folder shared by readers and the archiver. Each file has a unique name."""
 
     folder: Path
 
     @contextmanager
     def keep(self, topic: str, extent: Extent) -> Iterator[Keeper | None]:
-        """Keep what is read of a range: the file is there once the block has ended, and not where it fails.
+        """Return a writer for the records of a range; the file appears after the block, unless the block fails.
 
-        Gives None where too much waits already.
+        Returns None if too many records wait already.
         """
         folder = self.folder / topic
         if self._full(topic).exists():
@@ -83,24 +83,24 @@ class InputSpool:
             keeper.discard()
 
     def look(self, topic: str) -> list[Spooled]:
-        """What there is of a topic, by partition and offset. Has readers keep no more of it while that is too much."""
-        found, taken = list[Spooled](), 0
+        """Return the files of a topic, by partition and offset. If they are too large, readers stop keeping records."""
+        files, num_bytes = list[Spooled](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):
             partition, first, end, _ = path.name.split("-")
-            found.append(Spooled(topic, Extent(int(partition), int(first), int(end)), path))
-            taken += path.stat().st_size
-        if taken > _MOST_BYTES:
+            files.append(Spooled(topic, Extent(int(partition), int(first), int(end)), path))
+            num_bytes += path.stat().st_size
+        if num_bytes > _MOST_BYTES:
             self._full(topic).touch()
-        elif taken < _MOST_BYTES // 2:
+        elif num_bytes < _MOST_BYTES // 2:
             self._full(topic).unlink(missing_ok=True)
-        return sorted(found, key=lambda each: each.extent)
+        return sorted(files, key=lambda file: file.extent)
 
     def _full(self, topic: str) -> Path:
         return self.folder / topic / "full"
 
 
 class Keeper:
-    """Writes one file. A disk that is full is no reason for a batch to fail: then there is no file."""
+    """Writes one file. A full disk does not fail the batch: then there is no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,7 +109,7 @@ class Keeper:
         self._failed = False
 
     def add(self, columns: Columns) -> None:
-        """Write messages that come behind those before."""
+        """Append messages."""
         if self._failed:
             return
         try:
@@ -120,10 +120,10 @@ class Keeper:
             self._writer.write_batch(columns.of(_STORED))
         except OSError as error:
             self._failed = True
-            _log.debug("%s is not kept for the archive: %s", self._path, error)
+            _log.debug("%s cannot be kept for the archive: %s", self._path, error)
 
     def finish(self, path: Path) -> None:
-        """All of the range was read."""
+        """Give the file its name: the whole range was read."""
         if self._writer is None or self._failed:
             return
         try:
@@ -131,10 +131,10 @@ class Keeper:
             self._close()
             self._path.rename(path)
         except OSError as error:
-            _log.debug("%s is not kept for the archive: %s", path, error)
+            _log.debug("%s cannot be kept for the archive: %s", path, error)
 
     def discard(self) -> None:
-        """Let go of what is not finished."""
+        """Remove an unfinished file."""
         self._close()
         self._path.unlink(missing_ok=True)
 

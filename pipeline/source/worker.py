@@ -1,6 +1,6 @@
-"""Our own part of a task in a Python worker of Spark's: the worker is set up once, and our errors are marked.
+"""Our part of a task in Spark's Python workers: worker set-up, and marks on our own errors.
 
-Errors come to the driver as text, beside those of the user's code.
+Errors reach the driver as text, together with errors of the user's code.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pyspark import TaskContext
 from ...errors import BadRecord
 
 Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What `mapInArrow` takes."""
+"""The function that `mapInArrow` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMark:
-    """What the errors of our own part of a task carry, as a note: so their class and their way stay as they are.
+    """Mark on the errors of our part of a task: a note, which changes neither their class nor their traceback.
 
-    It travels to tasks inside what runs there. No record, and nothing that a user's function quotes of one, can hold
-    it: it is new in each process that plans batches, and is in no table, topic or log of the app's.
+    The mark travels to tasks in their code. It is random in each planning process and stored in no table, topic or log,
+    so no record, and no text that a user's function quotes from one, can contain it.
     """
 
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Our own part: what it raises is marked. The user's code runs outside, or tells its errors as values."""
+        """Mark errors raised in the block. The user's code runs outside of it, or returns its errors as values."""
         try:
             yield
         except Exception as error:
@@ -44,44 +44,44 @@ class ErrorMark:
             error.add_note(f"{self.token} {json.dumps(bad)}")
             raise
 
-    def on(self, feed: Feed) -> Feed:
-        """A feed all of which is our own."""
+    def on(self, function: Feed) -> Feed:
+        """Return a feed whose errors are marked."""
 
         def marked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with self.own():
-                yield from feed(batches)
+                yield from function(batches)
 
         return marked
 
     def told(self, text: str) -> tuple[str | None, ...]:
-        """For each marked error in a text, what it says of a bad record; None where no record is at fault."""
-        # What Spark makes of a text may go on behind it, in the same line.
+        """Return the bad-record message of each marked error in a text; None for an error of no record."""
+        # Spark may append text to the note's line.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
 
     def without(self, text: str) -> str:
-        """The text as users may see it, without its notes."""
+        """Return the text without the notes, for users."""
         return "".join(line for line in text.splitlines(keepends=True) if self.token not in line)
 
 
 ERROR_MARK = ErrorMark()
-"""This process's."""
+"""Mark of this process."""
 
 
 _AT_LEAST = 100_000
-"""Objects between two collections: a chunk of Kafka's messages, of which no two refer to each other, is 10,000. By
-Python's own measure, 700, a fourth of the time of reading them went into collections that found nothing."""
+"""Allocated objects between two garbage collections. A chunk of Kafka messages has 10,000 objects, without cycles.
+With Python's default, 700, useless collections took a fourth of the time of reading."""
 
 
 @cache
 def configure_worker() -> None:
-    """Let this worker survive signals, and its garbage collections pass over what it has imported. Once a process.
+    """Make this worker ignore signals, and exclude imported modules from garbage collection. Once a process.
 
-    A terminal sends Ctrl-C to every process, a service manager SIGTERM, and the batch under way shall end: who started
-    this worker ends it when it is time. And Spark's workers collect all their garbage after every task, which costs
-    them more than a small task when they look through every module each time.
+    A terminal sends Ctrl-C to every process, a service manager SIGTERM, but the batch under way should finish: the
+    parent ends this worker in time. Spark's workers run a full collection after every task, which costs more than a
+    small task if it visits every module.
 
-    Does nothing in any other process, which may read as a worker does: it hears of Ctrl-C.
+    Does nothing in other processes, which may read like a worker but should react to Ctrl-C.
     """
     if TaskContext.get() is None:
         return

@@ -1,1 +1,1 @@
-"""The Spark session, its JVM and Python workers, where tasks go, what is sent to them, and whose error one was."""
+"""The Spark session, its JVM and Python workers, task placement, plans, and errors of users' code."""

@@ -1,8 +1,8 @@
-"""What whoever runs an app says to Spark: settings, and Python files for its tasks. Checked before Spark starts.
+"""A user's settings for Spark, and Python files for its tasks, checked before Spark starts.
 
-And slackwater itself, sent to other machines: what pickles in a task's closure are values of this version's classes. So
-the driver's goes with the job, as `spark-submit --py-files` would send it, and comes before what is installed there.
-What it needs is not sent: pyarrow, librdkafka and numpy are compiled for a machine.
+Also ships slackwater itself to other machines: pickled task closures have values of this version's classes. So the
+driver's slackwater goes with the job, as by `spark-submit --py-files`, and precedes an installed one. Its dependencies
+are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
-"""Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
+"""Pattern of the names of secret settings; Spark's UI and event log redact their values."""
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
 _OTHERWISE = {
@@ -35,13 +35,13 @@ _NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
 """Folders of slackwater that no task needs."""
 
 
-def settings_of(words: Iterable[str]) -> dict[str, str]:
-    """Settings of Spark from words such as `spark.executor.memory=2g`; of a key said twice, the last.
+def settings_of(arguments: Iterable[str]) -> dict[str, str]:
+    """Parse Spark settings such as `spark.executor.memory=2g`; the last value of a key counts.
 
-    Raises `Usage` where a word is no setting, or one that is said otherwise, and repeats no value: it may be a secret.
+    Raises `Usage` for an invalid setting, or one with an option of its own, without quoting values: they may be secret.
     """
     settings: dict[str, str] = {}
-    for word in words:
+    for word in arguments:
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals:
@@ -52,7 +52,7 @@ def settings_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
-    """Settings of Spark, as `by` says them: `--conf`, or `spark_conf` in Python. Raises `Usage` as `settings_of`."""
+    """Check Spark settings given by `by`: `--conf`, or `spark_conf` in Python. Raises `Usage` as `settings_of`."""
     settings: dict[str, str] = {}
     in_python = not by.startswith("-")
     for key, value in chosen.items():
@@ -62,22 +62,22 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
                 f"{by} {key!r} is not a setting of Spark: their names begin with 'spark.'", hint=f"write {by} {wrote}"
             )
         if not isinstance(value, str):
-            raise Usage(f"{by} says {key} by a value of type {type(value).__name__}; expected text, as Spark takes it")
+            raise Usage(f"{by}: the value of {key} has type {type(value).__name__}; expected text")
         if any(not char.isprintable() for char in value):
-            raise Usage(f"Spark's setting {key} has a character in its value that cannot be printed")
+            raise Usage(f"the value of Spark's setting {key} has an unprintable character")
         if key in _OTHERWISE:
             option, argument = _OTHERWISE[key]
-            raise Usage(f"{key} is not said by {by}", hint=f"write {argument if in_python else option}")
+            raise Usage(f"{key} cannot be set by {by}", hint=f"use {argument if in_python else option}")
         settings[key] = value
     if settings.get(_DRIVER_HERE, "client") != "client":
         raise Usage(
-            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is the driver itself, where it is started",
-            hint="leave it out, or start `slackwater run` by spark-submit on the machine that shall be the driver",
+            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is itself the driver, on this machine",
+            hint="remove it, or start `slackwater run` by spark-submit on the driver's machine",
         )
     if settings.get(_TIME_ZONE, "UTC") != "UTC":
         raise Usage(
-            f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: times in tables are UTC, and so is the session",
-            hint="leave it out; convert in the program, by from_utc_timestamp, where another zone is wanted",
+            f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: slackwater's tables and sessions use UTC",
+            hint="remove it; convert times in the program with from_utc_timestamp",
         )
     return settings
 
@@ -86,16 +86,16 @@ _MASTER = re.compile(r"local(\[(\*|\d+)(\s*,\s*\d+)?\s*\])?|local-cluster\[.+\]|
 
 
 def check_master(master: str | None) -> None:
-    """Raise `Usage` where Spark could not understand its master's URL; None is for Spark's configuration to say."""
+    """Raise `Usage` if Spark could not parse its master's URL; None leaves it to Spark's configuration."""
     if master is not None and not _MASTER.fullmatch(master):
         raise Usage(
             f"the master is {master!r}; expected local[4], local[*], spark://HOST:7077, k8s://https://HOST or yarn",
-            hint="leave it out for all cores of this machine",
+            hint="omit it to use all cores of this machine",
         )
 
 
 def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
-    """Raise `Refused` where Spark would be, or is, behind Spark Connect: by its URL, a setting, or a session here."""
+    """Raise `Refused` if Spark is, or would be, used through Spark Connect: by URL, setting, or client."""
     from pyspark.sql.utils import is_remote
 
     ways = {
@@ -108,48 +108,49 @@ def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
     if way := next((way for way, holds in ways.items() if holds), None):
         raise Refused(
             f"slackwater does not run over Spark Connect ({way}): it reads query plans in Spark's own process, which a "
-            "client of Connect does not reach",
-            hint="run it where Spark's driver is: without a remote, with --master local[*], spark://…, yarn or k8s://…",
+            "Connect client cannot reach",
+            hint="run it on the driver's machine: without a remote URL, with --master local[*], spark://…, yarn or k8s://…",
         )
 
 
 def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
-    """The names among these of settings that hold secrets, as far as a name tells."""
+    """Return the names of settings that hold secrets, judged by the name."""
     return tuple(name for name in settings if re.search(SECRETS, name))
 
 
 def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, ...]:
-    """The files, absolute, which `by` names: `--py-files`, or `py_files` in Python.
+    """Return the absolute paths of the files that `by` names: `--py-files`, or `py_files` in Python.
 
-    Raises `NotFound`, or `Usage` where it is not a Python file, a zip or an egg, or two have the same name.
+    Raises `NotFound`, or `Usage` for other files than Python files, zips and eggs, or two of the same name.
     """
     files: dict[str, Path] = {}
     for path in paths:
         if not path.strip():
-            raise Usage(f"{by} names a file of no name", hint=f"name files: {by} parsing.py,rules.zip")
+            raise Usage(f"{by} has an empty file name", hint=f"list files: {by} parsing.py,rules.zip")
         if "://" in path:
             raise Usage(
-                f"{by} {path}: expected a file of this machine, on which the program is read as well",
-                hint="fetch it first; Spark hands it on from here",
+                f"{by} {path}: expected a local file, because the program is also read on this machine",
+                hint="download it first; Spark sends it to the executors",
             )
         file = Path(path).expanduser().resolve()
         if file.is_dir():
             raise Usage(f"{by} {path} is a folder; expected {', '.join(_KINDS)}", hint="zip it, and name the zip")
         if not file.exists():
-            near = [one.name for one in file.parent.glob("*") if one.suffix in _KINDS] if file.parent.is_dir() else []
+            siblings = file.parent.glob("*") if file.parent.is_dir() else ()
+            near = [sibling.name for sibling in siblings if sibling.suffix in _KINDS]
             raise NotFound("Python file", path, near)
         if file.suffix not in _KINDS:
             raise Usage(f"{by} {path}: expected a file that ends in {', '.join(_KINDS)}")
         if file.suffix != ".py" and not zipfile.is_zipfile(file):
-            raise Usage(f"{by} {path} is not a zip, whatever its name says")
+            raise Usage(f"{by} {path} is not a valid zip file")
         if files.setdefault(file.name, file) != file:
             both = f"{by} has {files[file.name]} and {file}"
-            raise Usage(f"{both}: Spark hands files on by their names", hint="rename one of them")
+            raise Usage(f"{both}: Spark identifies files by their names", hint="rename one of them")
     return tuple(map(str, files.values()))
 
 
 def on_path(files: Iterable[str]) -> None:
-    """Let the program, which is read here, import what its tasks will import."""
+    """Put files on `sys.path`, so that the program can import in this process what its tasks import."""
     for file in files:
         entry = str(Path(file).parent) if file.endswith(".py") else file
         if entry not in sys.path:
@@ -157,33 +158,33 @@ def on_path(files: Iterable[str]) -> None:
 
 
 def ship_slackwater(spark: "SparkContext") -> None:
-    """Send this slackwater to every worker, once a session; not where it came as a zip itself."""
-    home = Path(__file__).parents[2]
-    if not home.is_dir():
+    """Send this slackwater to every worker, once a session; not if it was itself shipped as a zip."""
+    package = Path(__file__).parents[2]
+    if not package.is_dir():
         return
-    data = _zipped(home)
+    data = _zipped(package)
     name = f"slackwater-{hashlib.sha256(data).hexdigest()[:12]}.zip"
     if name in (spark._python_includes or ()):
         return
-    # Spark's own folder: an executor that starts in an hour asks for the file then, and it goes when Spark ends.
+    # Spark's own folder lasts until Spark ends: a late executor may still fetch the file.
     file = Path(spark._temp_dir) / name
     file.write_bytes(data)
     spark.addPyFile(str(file))
 
 
-def _zipped(home: Path) -> bytes:
-    """The modules as a zip; the same modules give the same bytes, as Spark takes no other file of a name it knows."""
-    modules = sorted(home.glob("*.py"))
+def _zipped(package_folder: Path) -> bytes:
+    """Return the modules as a zip. Equal modules give equal bytes: Spark rejects a changed file of a known name."""
+    modules = sorted(package_folder.glob("*.py"))
     modules += (
         module
-        for package in sorted(home.glob("*/__init__.py"))
+        for package in sorted(package_folder.glob("*/__init__.py"))
         if package.parent.name not in _NOT_SENT
         for module in sorted(package.parent.rglob("*.py"))
     )
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as packed:
         for module in modules:
-            # A ZipInfo has no time of day in it.
-            entry = zipfile.ZipInfo(f"slackwater/{module.relative_to(home).as_posix()}")
+            # A new ZipInfo has a fixed time.
+            entry = zipfile.ZipInfo(f"slackwater/{module.relative_to(package_folder).as_posix()}")
             packed.writestr(entry, module.read_bytes(), zipfile.ZIP_DEFLATED)
     return data.getvalue()

@@ -1,8 +1,7 @@
-"""What the expressions of a plan say: which give another value each time, which are a clock, which are Python's.
+"""Expressions of a plan: nondeterministic functions, clocks, and Python functions.
 
-And the same plan at another time: where it has an expression of the clock, a literal stands instead, and daemons of
-Spark's Python workers are told the time by a variable of their environment. A function with another environment has
-workers of its own.
+Also evaluates a plan at another time: clock expressions become literals, and daemons of Spark's Python workers get the
+time by an environment variable. A function with another environment has workers of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,78 +22,79 @@ _CLOCKS: dict[str, Callable[[int], int]] = {
     "CurrentDate": lambda at_ms: at_ms // DAY_MS,
     "CurrentTime": lambda at_ms: at_ms % DAY_MS * 1_000_000,
 }
-"""Expressions of the clock, and the value of each at a time in ms since 1970 UTC, as Spark has it."""
+"""Clock expressions, each with its value in Spark's representation at a time in ms since 1970 UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Impurities:
-    """What a plan has that may give another value for the same row, by the names of functions in SQL; each once."""
+    """Functions in a plan that may return another value for the same row, by their SQL names, without repeats."""
 
     random: tuple[str, ...] = ()
-    """Of Spark's own: numbers, ids, and what depends on where a row is."""
+    """Spark's own: random numbers, ids, and functions of a row's place."""
     clocks: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
-    """Functions of Python, of which nobody knows."""
+    """Python functions, whose determinism is unknown."""
 
     def __bool__(self) -> bool:
         return bool(self.random or self.clocks or self.python)
 
 
 def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Those of a DataFrame above the plans of its feeds."""
-    found: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
-    for each in _expressions(plan_of(frame), feeds):
-        if kind(each) in _CLOCKS:
-            found["clocks"][str(each.prettyName())] = None
-        elif _is_python(each):
-            found["python"][str(each.name())] = None
-        elif not each.deterministic() and all(below.deterministic() for below in listed(each.children())):
-            found["random"][str(each.prettyName())] = None
-    return Impurities(**{name: tuple(each) for name, each in found.items()})
+    """Return the impurities of a DataFrame above the plans of its feeds."""
+    names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
+    for expression in _expressions(plan_of(frame), feeds):
+        if kind(expression) in _CLOCKS:
+            names["clocks"][str(expression.prettyName())] = None
+        elif _is_python(expression):
+            names["python"][str(expression.name())] = None
+        elif not expression.deterministic() and all(below.deterministic() for below in listed(expression.children())):
+            names["random"][str(expression.prettyName())] = None
+    return Impurities(**{name: tuple(functions) for name, functions in names.items()})
 
 
 def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
-    """The same rows as they are at a time, milliseconds since 1970 UTC, as far as Spark's own expressions go."""
+    """Return the rows as of a time (ms since 1970 UTC), as far as Spark's own expressions determine them."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
 
-    def literal(before: Any, after: Any) -> Any:
-        if (value := _CLOCKS.get(kind(before))) is None:
-            return after
-        return jvm.org.apache.spark.sql.catalyst.expressions.Literal(value(at_ms), before.dataType())
+    def literal(old: Any, new: Any) -> Any:
+        if (value := _CLOCKS.get(kind(old))) is None:
+            return new
+        return jvm.org.apache.spark.sql.catalyst.expressions.Literal(value(at_ms), old.dataType())
 
-    def replace(before: Any, after: Any) -> Any:
-        if not any(kind(each) in _CLOCKS for one in listed(before.expressions()) for each in _below(one)):
-            return after
-        return _with_expressions(after, spark, lambda each: rebuilt(each, spark, literal))
+    def replace(old: Any, new: Any) -> Any:
+        if not any(kind(expression) in _CLOCKS for root in listed(old.expressions()) for expression in _below(root)):
+            return new
+        return _with_expressions(new, spark, lambda expression: rebuilt(expression, spark, literal))
 
     plan = plan_of(frame)
-    made = rebuilt(plan, spark, replace)
-    return frame if made is plan else frame_of(made, spark)
+    changed = rebuilt(plan, spark, replace)
+    return frame if changed is plan else frame_of(changed, spark)
 
 
-_OTHERS = "SLACKWATER_OTHER_WORKERS"
-"""A variable that nobody reads: workers that have it are other processes than those that have not."""
+_SEPARATE = "SLACKWATER_OTHER_WORKERS"
+"""Variable that no code reads: workers with the variable are other processes than workers without."""
 
 
 @contextmanager
-def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, others: bool = False) -> Iterator[None]:
-    """While this lasts, the frame's Python functions run in workers whose clocks stand at a time.
+def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
+    """Run the frame's Python functions in workers with clocks stopped at a time, during the block.
 
-    With `others`, in other processes than without it. It needs slackwater's own daemon of workers
+    With `separate`, other processes are used than without. Requires slackwater's own worker daemon
     (`pipeline.batch.worker_daemon`).
     """
-    environments = [each.func().envVars() for each in _expressions(plan_of(frame), feeds) if _is_python(each)]
-    for each in environments:
-        each.put(STOPPED_AT, str(at_ms))
-        if others:
-            each.put(_OTHERS, "1")
+    expressions = _expressions(plan_of(frame), feeds)
+    environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]
+    for environment in environments:
+        environment.put(STOPPED_AT, str(at_ms))
+        if separate:
+            environment.put(_SEPARATE, "1")
     try:
         yield
     finally:
-        for each in environments:
-            each.remove(STOPPED_AT)
-            each.remove(_OTHERS)
+        for environment in environments:
+            environment.remove(STOPPED_AT)
+            environment.remove(_SEPARATE)
 
 
 def _is_python(expression: Any) -> bool:
@@ -102,11 +102,11 @@ def _is_python(expression: Any) -> bool:
 
 
 def _expressions(plan: Any, feeds: Sequence[Any]) -> Iterator[Any]:
-    """All expressions of a plan, without those of its feeds."""
-    if any(plan.fastEquals(feed) for feed in feeds):
+    """Yield all expressions of a plan except those of its feeds."""
+    if any(plan.fastEquals(feed_plan) for feed_plan in feeds):
         return
-    for each in listed(plan.expressions()):
-        yield from _below(each)
+    for expression in listed(plan.expressions()):
+        yield from _below(expression)
     for child in children(plan):
         yield from _expressions(child, feeds)
 
@@ -118,20 +118,20 @@ def _below(expression: Any) -> Iterator[Any]:
 
 
 def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], Any]) -> Any:
-    """A node of a plan with each of its expressions replaced, wherever they stand among its arguments."""
+    """Return a node of a plan with each expression among its arguments replaced."""
     context: Any = spark.sparkContext
     gateway, jvm = context._gateway, context._jvm
 
-    def replaced(given: Any) -> Any:
-        if not hasattr(given, "getClass"):
-            return given
-        if is_instance_of(gateway, given, f"{_CATALYST}.expressions.Expression"):
-            return replace(given)
-        if is_instance_of(gateway, given, "scala.Option"):
-            return jvm.scala.Option.apply(replaced(given.get())) if given.isDefined() else given
-        if is_instance_of(gateway, given, "scala.collection.Seq"):
-            return sequence(spark, map(replaced, listed(given)))
-        return given
+    def replaced(argument: Any) -> Any:
+        if not hasattr(argument, "getClass"):
+            return argument
+        if is_instance_of(gateway, argument, f"{_CATALYST}.expressions.Expression"):
+            return replace(argument)
+        if is_instance_of(gateway, argument, "scala.Option"):
+            return jvm.scala.Option.apply(replaced(argument.get())) if argument.isDefined() else argument
+        if is_instance_of(gateway, argument, "scala.collection.Seq"):
+            return sequence(spark, map(replaced, listed(argument)))
+        return argument
 
     arguments = gateway.new_array(jvm.java.lang.Object, node.productArity())
     for at in range(node.productArity()):

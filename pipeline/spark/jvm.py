@@ -1,14 +1,14 @@
-"""What Spark starts on this machine: its JVM, out of the reach of signals that are meant for us, and its Python.
+"""Processes that Spark starts on this machine: the JVM, protected from our signals, and Python processes.
 
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
-A JVM that gets one begins to end, amidst the batch that shall end first. So it runs in a session of its own, and is
-started with SIGTERM ignored: a JVM leaves alone what was ignored when it began, and what it starts inherits that.
-It reads the pipe that is its standard input, and ends when that breaks, because this process ended in whatever way.
+A JVM that gets such a signal starts to shut down in the middle of the batch that should end first. So the JVM runs in a
+session of its own and is started with SIGTERM ignored: it keeps signals ignored that were so at its start, and its
+children inherit that. It ends when its standard input breaks, that is, when this process ends in any way.
 
-Its Python processes import pyspark from where it is installed. Spark puts its own `pyspark.zip` and a jar before all
-else on their path; nothing in a zip is kept compiled: half a second of a core for each process, and the first batch of
-every source takes four, one after the other. Those that plan are forked (`planner_server.py`) and have one thread of
-numpy, as Spark gives those that compute, not one for each core. What all of these write to a terminal is filtered.
+Python processes import pyspark from its installation. Spark puts its own `pyspark.zip` and a jar first on their path,
+and modules in a zip are never cached as bytecode: half a second of a core for each process, and the first batch of
+every source starts four, one after the other. Planners are forked (`planner_server.py`) and get one numpy thread, like
+Spark's workers, not one for each core. Terminal output of all these processes is filtered.
 """
 
 import os
@@ -73,12 +73,12 @@ _REAP_S = 1.0
 
 
 def start(settings: dict[str, str]) -> SparkContext:
-    """A Spark context, in a new JVM unless there is one.
+    """Return a Spark context, in a new JVM unless there is one.
 
-    Made beside the main thread, in which pyspark would handle Ctrl-C itself, and break off whatever goes on. To be
-    interrupted while it waits leaves a JVM behind that ends as soon as this process has.
+    Runs on a thread of its own, because pyspark on the main thread handles Ctrl-C itself and interrupts any operation.
+    An interrupt of the wait leaves a JVM behind, which ends with this process.
     """
-    made: Future[SparkContext] = Future()
+    context: Future[SparkContext] = Future()
 
     def make() -> None:
         try:
@@ -89,18 +89,18 @@ def start(settings: dict[str, str]) -> SparkContext:
                     text = _SUBMIT_SCRIPT.format(submit=shlex.quote(str(submit)))
                     how = {"executable": _executable(folder / "spark-submit", text), "start_new_session": True}
                     gateway = launch_gateway(conf, how)  # type: ignore[no-untyped-call]
-                made.set_result(SparkContext(conf=conf, gateway=gateway))
+                context.set_result(SparkContext(conf=conf, gateway=gateway))
             else:
-                made.set_result(SparkContext.getOrCreate(conf))
+                context.set_result(SparkContext.getOrCreate(conf))
         except BaseException as error:
-            made.set_exception(error)
+            context.set_exception(error)
 
     threading.Thread(target=make, name="spark", daemon=True).start()
-    return made.result()
+    return context.result()
 
 
 def ended(context: SparkContext) -> str:
-    """How the context's JVM ended, in words; empty while it runs, or when it is not ours."""
+    """Return how the context's JVM ended, in words; empty while it runs, or if this process did not start it."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
         return ""
@@ -118,21 +118,21 @@ def _executable(path: Path, text: str) -> str:
 
 
 @contextmanager
-def interpreter(*, on_this_machine: bool, said: str = "", starts: bool = False) -> Iterator[None]:
-    """Inside, Spark is told by `PYSPARK_PYTHON` which Python it is to start, unless somebody has said so.
+def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = False) -> Iterator[None]:
+    """Set `PYSPARK_PYTHON` during the block, unless it is set already, to the Python that Spark starts.
 
-    That is this one, which has slackwater and its libraries. `on_this_machine` is true when Spark starts it nowhere
-    else: the script that spares it the zips is here only. `said` is what the run's settings say. Where a session
-    `starts`, those that plan are forked from a process that has imported what they need.
+    That is this process's Python, which has slackwater and its dependencies. `on_this_machine`: Spark starts it only
+    here, so that the script without the zips can be used. `configured` is the Python of the run's settings. If a
+    session `starts`, planners are forked from a server process that has their imports.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
         return
     with temporary_folder() as folder, ExitStack() as stack:
-        found = said or (_script(folder) if on_this_machine else sys.executable)
-        if starts and Path(found).parent == folder:
-            stack.enter_context(planner_server.serving(folder / _PLANNERS, found))
-        os.environ["PYSPARK_PYTHON"] = found
+        python = configured or (_script(folder) if on_this_machine else sys.executable)
+        if starts and Path(python).parent == folder:
+            stack.enter_context(planner_server.serving(folder / _PLANNERS, python))
+        os.environ["PYSPARK_PYTHON"] = python
         try:
             yield
         finally:
@@ -140,12 +140,12 @@ def interpreter(*, on_this_machine: bool, said: str = "", starts: bool = False) 
 
 
 def _script(folder: Path) -> str:
-    home = str(Path(pyspark.__file__).parent)
-    # The pyspark of a Spark from elsewhere may be another version.
-    if os.environ.get("SPARK_HOME", home) != home:
+    spark_home = str(Path(pyspark.__file__).parent)
+    # Another Spark installation may have another version of pyspark.
+    if os.environ.get("SPARK_HOME", spark_home) != spark_home:
         return sys.executable
     script = _PYTHON_SCRIPT.format(
-        home=shlex.quote(home),
+        home=shlex.quote(spark_home),
         python=shlex.quote(sys.executable),
         runner=planner_server.RUNNER,
         daemon=planner_server.DAEMON,
@@ -158,24 +158,24 @@ def _script(folder: Path) -> str:
 
 @contextmanager
 def quiet_errors() -> Iterator[None]:
-    """Inside, pyspark raises what Spark refuses without logging it as kilobytes of JSON before."""
-    # Made by pyspark's own class: its calls are not those that a logger of the standard library takes.
+    """Keep pyspark from logging Spark's errors as JSON before it raises them, during the block."""
+    # pyspark's own class: its calls differ from those of a standard logger.
     loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
-    before = [(logger, logger.disabled) for logger in loggers]
-    for logger, _ in before:
+    states = [(logger, logger.disabled) for logger in loggers]
+    for logger, _ in states:
         logger.disabled = True
     try:
         yield
     finally:
-        for logger, disabled in before:
+        for logger, disabled in states:
             logger.disabled = disabled
 
 
 def quiet_loss(context: SparkContext) -> None:
-    """Let nobody print a traceback when the JVM goes away: that it is gone is told once and in words.
+    """Suppress tracebacks when the JVM goes away, because the run reports that once.
 
-    The server to which it reports its accumulators would, and py4j, which logs each call that then fails with the root
-    logger's functions: these install a handler where there is none. Its own logger has one that is silent.
+    pyspark's accumulator server would print one. py4j logs each failing call by the root logger's functions, which
+    install a handler if there is none; py4j's own logger has a silent one.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger
@@ -183,10 +183,10 @@ def quiet_loss(context: SparkContext) -> None:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Processes started inside write their stderr through a filter, for as long as they live.
+    """Filter the stderr of processes started within the block, for as long as they live.
 
-    The JVM has no switch for these lines, and Spark's Python workers inherit its stderr, so the filter stays and
-    passes all else on, line by line. This process's own stderr is as before once the block is left.
+    The JVM has no option to suppress these lines. Spark's Python workers inherit its stderr, so the filter stays and
+    passes on all other lines. This process's own stderr is restored at the end of the block.
     """
     read, write = os.pipe()
     stderr = os.dup(2)
@@ -209,7 +209,7 @@ def quiet_start() -> Iterator[None]:
 
 
 def _shown(line: bytes) -> bytes:
-    """The line as a terminal may get it: users' values are in the messages of Spark and of its Python workers."""
+    """Return the line with control characters escaped, because messages of Spark and its workers quote values."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
-    # Java indents by tabs.
+    # Java's stack traces are indented by tabs.
     return printable(text.expandtabs(4)).encode() + b"\n"

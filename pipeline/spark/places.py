@@ -1,4 +1,4 @@
-"""Where tasks find things, and what a worker keeps open of them from batch to batch."""
+"""Resources of tasks, and the connections that a worker keeps open between batches."""
 
 import os
 from dataclasses import dataclass, field
@@ -20,40 +20,40 @@ from ..kafka.protocol import Kafka
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where workers find things. Crosses to them by pickle, inside Spark."""
+    """Addresses of the resources that workers use. Pickled to them by Spark."""
 
     app: str
     stage: str
     store: str
     kafka: dict[str, str] = field(repr=False)
-    """Client properties, passwords among them."""
+    """Client properties, with passwords."""
     cache: tuple[Path, int]
-    """Folder of the SST cache, and how many bytes it may hold."""
+    """Folder and maximum bytes of the SST cache."""
     patience_s: float
     spool: str = ""
-    """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
+    """Folder of this machine where SSTs wait for their upload; empty if they are written to the store at once."""
     elsewhere: bool = False
-    """Whether tasks run on other machines, which may name a folder of their own for the cache."""
+    """True if tasks run on other machines, which may set a cache folder of their own."""
     s3_settings: S3Settings | None = None
-    """How S3 is talked to; None for what the environment says."""
+    """S3 client settings; None to read them from the environment."""
     s3: S3Access | None = None
-    """How the driver gets to the store at this batch; None where its root is enough."""
+    """The driver's access to the store for this batch; None if the root is enough."""
 
     def cache_here(self) -> tuple[Path, int]:
-        """`cache` on the machine of the task that asks."""
+        """Return `cache` for the machine of the calling task."""
         folder, max_bytes = self.cache
         own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
         return Path(own) if own else folder, max_bytes
 
     def open_kafka(self) -> Kafka:
-        """Kafka, with what it has lost read from input archives. The store is opened where something is to be."""
+        """Return Kafka, with lost records read from input archives. The store is opened when first needed."""
         archives = Archives(lambda: self.open()[1], self.app)
         return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
-        """What counts the stage's requests, the store to use, and the cache.
+        """Return the counter of the stage's requests, the store to use, and the cache.
 
-        A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings.
+        A worker is reused for many batches, and keeps connections open whatever credentials a batch brings.
         """
         storage = (self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
         counted, cache = _counting(self.app, self.stage, *storage)
@@ -69,6 +69,6 @@ def _open(
 
 @lru_cache(maxsize=64)
 def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
-    """A worker serves all stages, and each is counted by itself."""
+    """Return the counting store and the cache of one stage, because a worker serves all stages."""
     opened, cache = _open(*storage)
     return CountingStore(opened), cache

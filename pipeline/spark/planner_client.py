@@ -1,6 +1,6 @@
-"""Stands for a process of Spark's that plans batches, which a server forks (`planner_server.py`); else becomes it.
+"""Stand-in for one of Spark's planner processes: asks a server to fork it (`planner_server.py`), else becomes it.
 
-A script, which imports nothing but what it needs: `python -IS planner_client.py SOCKET PYTHON -m MODULE WORD...`.
+A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE WORD...`.
 """
 
 import os
@@ -9,23 +9,23 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Ask the server at an address for the process of a command, and wait until it ends; run it where none answers."""
-    words = [word.encode() for word in command[2:]]
+    """Ask the server at an address for the process of a command and wait for its end; else execute the command."""
+    arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(address)
-            socket.send_fds(server, [b"\0".join(words) + b"\0\0"], [0, 1, 2])
+            socket.send_fds(server, [b"\0".join(arguments) + b"\0\0"], [0, 1, 2])
             server.sendall(b"\0".join(environment))
             server.shutdown(socket.SHUT_WR)
-            is_there = server.recv(1)
+            is_forked = server.recv(1)
         except OSError:
-            is_there = b""
-        if is_there:
-            # It may end in any way, and nobody asks in which.
+            is_forked = b""
+        if is_forked:
+            # Wait for its end; the exit code is not used.
             server.recv(1)
             return
-    os.execv(command[0], command)  # noqa: S606  it is what Spark asked for
+    os.execv(command[0], command)  # noqa: S606  the command that Spark runs
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Spark's Python processes that plan batches, forked from one that has imported what they need.
+"""Forks Spark's Python planner processes from a server that has their imports.
 
-Spark starts one for each source of each stage, and a daemon of them for each thing that it asks of a source once. Each
-imports the same: half a second of a core before the first batch, and memory of its own. So the script that Spark takes
-for Python (`jvm.interpreter`) asks a server for them: `planner_client.py`, which stands for the forked process until
-that ends, and where no server answers is that process itself. What is forked has the words, the environment and the
-streams that Spark gave the client, and ends as it would: when Spark hangs up.
+Spark starts a planner process for each source of each stage, and a daemon of processes for each kind of one-time
+question about a source. Each has the same imports: half a second of a core before the first batch, and memory of its
+own. So the script that Spark runs as Python (`jvm.interpreter`) runs `planner_client.py`, which asks a server for a
+forked process and stands in for it until its end; if no server answers, the client becomes that process itself. The
+forked process has the arguments, environment and streams of the client, and ends as it would: when Spark hangs up.
 """
 
 import gc
@@ -21,21 +21,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
-"""The module that plans a source's batches, which Spark has Python run without more words."""
+"""Module that plans a source's batches; Spark runs it without further arguments."""
 DAEMON, ONCE = "pyspark.daemon", "pyspark.sql.worker."
-"""The module that forks those that are asked once, and how the word begins that names what is asked."""
+"""Module that forks processes for one-time questions, and the prefix of the question's module."""
 CLIENT = Path(__file__).with_name("planner_client.py")
-_ASKED = ("create_data_source", "lookup_data_sources", "plan_data_source_read")
+_QUESTIONS = ("create_data_source", "lookup_data_sources", "plan_data_source_read")
 _CHUNK = 1 << 16
-_SAYS_THE_REST = b"\0\0"
+_ENVIRONMENT_FOLLOWS = b"\0\0"
 
 
 @contextmanager
 def serving(address: Path, python: str) -> Iterator[None]:
-    """While this lasts, clients of this address, the path of a socket, get forked processes, which may outlive it.
+    """Fork processes for clients of this address (a socket's path) during the block; they may outlive it.
 
-    There is none where the machine does not allow for that: planners start as Spark starts them, then. `python` is the
-    script that the server is run with.
+    If the machine does not allow it, there is no server, and planners start as Spark starts them. `python` is the
+    script that runs the server.
     """
     with ExitStack() as stack:
         try:
@@ -44,7 +44,7 @@ def serving(address: Path, python: str) -> Iterator[None]:
         except OSError:  # the path is too long for a socket
             yield
             return
-        # Clients that come before it has imported anything wait.
+        # Clients wait in the queue until the server has finished its imports.
         listener.listen(128)
         server = stack.enter_context(
             subprocess.Popen(
@@ -53,7 +53,7 @@ def serving(address: Path, python: str) -> Iterator[None]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
-                # A terminal's Ctrl-C is not for those that Spark ends.
+                # Keep the terminal's Ctrl-C away from processes that Spark ends.
                 start_new_session=True,
             )
         )
@@ -65,17 +65,17 @@ def serving(address: Path, python: str) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork a process for each client, until the process that started this one has ended, in whatever way."""
-    # A service manager sends SIGTERM to every process of a run; Spark's JVM hands on that it is ignored, too.
+    """Fork a process for each client, until the process that started this one has ended."""
+    # A service manager sends SIGTERM to every process of a run; children of Spark's JVM ignore it, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Nobody asks how a planner ended.
+    # Exit codes of planners are not used.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for module in (DAEMON, RUNNER, *(f"{ONCE}{what}" for what in _ASKED)):
+    for module in (DAEMON, RUNNER, *(f"{ONCE}{question}" for question in _QUESTIONS)):
         importlib.import_module(module)
 
     from ..source import data_source, readers  # noqa: F401
 
-    # Collections leave alone what all have, so that its memory stays shared.
+    # Garbage collections skip the imported modules, so that processes share their memory.
     gc.collect()
     gc.freeze()
     with selectors.DefaultSelector() as selector:
@@ -90,29 +90,29 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """Be the process that a client asks for, and end with it."""
+    """Turn into the process that a client asks for, and end with it."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        said, streams, _, _ = socket.recv_fds(connection, _CHUNK, 3)
+        request, streams, _, _ = socket.recv_fds(connection, _CHUNK, 3)
         while more := connection.recv(_CHUNK):
-            said += more
+            request += more
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        words, _, environment = said.partition(_SAYS_THE_REST)
+        arguments, _, environment = request.partition(_ENVIRONMENT_FOLLOWS)
         os.environb.clear()
         os.environb.update(_pair(entry) for entry in environment.split(b"\0") if entry)
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[1:1] = [folder for folder in path if folder and folder not in sys.path]
-        sys.argv = words.decode().split("\0")
+        sys.argv = arguments.decode().split("\0")
         connection.sendall(b"+")
         _run(sys.argv[0])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
-        # As pyspark's own daemon ends what it forked.
+        # Like pyspark's own daemon ends its children.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -124,8 +124,8 @@ def _pair(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _run(module: str) -> None:
-    """Run a module as Python does: what it imports is there, and it is small itself."""
-    del sys.modules[module]  # runpy warns of what is imported already
+    """Run a module like `python -m`. The module is small, and its imports are loaded already."""
+    del sys.modules[module]  # runpy warns about modules imported already
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,4 @@
-"""Reads a table at a moment in Spark's tasks: one for each state partition that has rows, of the columns asked for."""
+"""Reads a table at a moment in Spark's tasks: one task for each non-empty state partition, only needed columns."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 
 _MOST = 10_000
-"""More keys than this are not looked up: the table is read."""
+"""Maximum number of keys to look up; for more keys, the whole table is read."""
 
 
 def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """The key columns of all rows for which the filters, joined by AND, can hold; None where these may be any."""
+    """Return the key columns of all rows that can satisfy the filters, joined by AND; None if any row can."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
-    for each in filters:
-        values = _values(each)
-        if values is not None and (name := each.attribute[0]) in schema.names:  # type: ignore[attr-defined]
+    for condition in filters:
+        values = _values(condition)
+        if values is not None and (name := condition.attribute[0]) in schema.names:  # type: ignore[attr-defined]
             chosen[name] = chosen.get(name, values) & values
     exact = all(_is_exact(field.type) for field in schema)
-    if not exact or set(schema.names) - chosen.keys() or prod(len(each) for each in chosen.values()) > _MOST:
+    if not exact or set(schema.names) - chosen.keys() or prod(len(choices) for choices in chosen.values()) > _MOST:
         return None
     keys = [*product(*(chosen[name] for name in schema.names))]
     columns: Sequence[Sequence[Any]] = [*zip(*keys, strict=True)] if keys else [() for _ in schema]
@@ -54,26 +54,26 @@ def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
     return normalise_keys(pa.table(arrays, schema=schema), schema.names)
 
 
-def _values(one: Filter) -> set[Any] | None:
-    """The values that a filter leaves of one column; None where they are not said one by one."""
-    if len(getattr(one, "attribute", ())) != 1:
+def _values(condition: Filter) -> set[Any] | None:
+    """Return the values to which a filter restricts one column; None if it is no list of values."""
+    if len(getattr(condition, "attribute", ())) != 1:
         return None  # a field of a struct
-    match type(one).__name__:
+    match type(condition).__name__:
         case "EqualTo" | "EqualNullSafe":
-            return {one.value}  # type: ignore[attr-defined]
+            return {condition.value}  # type: ignore[attr-defined]
         case "In":
-            return {*one.value} - {None}  # type: ignore[attr-defined]
+            return {*condition.value} - {None}  # type: ignore[attr-defined]
     return None
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Whether Spark and Arrow understand a value of Python's alike, whatever the session's time zone."""
+    """Return True if Spark and Arrow convert a Python value of this type alike, in any session time zone."""
     is_of = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_binary)
-    return any(each(kind) for each in is_of)
+    return any(predicate(kind) for predicate in is_of)
 
 
 _BATCH_ROWS = 50_000
-"""Rows that go to Spark at once."""
+"""Maximum rows of a batch sent to Spark."""
 
 
 @dataclass(frozen=True)
@@ -82,35 +82,33 @@ class _StatePartition(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Reads all rows of a table. It crosses to tasks by pickle."""
+    """Reads all rows of a table. Pickled to tasks."""
 
     def __init__(self, at: VersionedTable, schema: StructType) -> None:
-        """`schema` has the columns to read. Raises `NotFound` and `Usage` where the table does not have them so."""
+        """`schema` has the columns to read. Raises `NotFound` and `Usage` if the table has other columns or types."""
         self._at, self._schema = replace(at, store=at.store.as_here()), schema
         self._keys: pa.Table | None = None
-        there = columns_of(at)
-        for asked in schema:
-            if asked.name not in there.names:
-                raise NotFound(f"column of table {at.table!r}", asked.name, there.names)
-            if (kind := there[asked.name].dataType) != asked.dataType:
+        columns = columns_of(at)
+        for requested in schema:
+            if requested.name not in columns.names:
+                raise NotFound(f"column of table {at.table!r}", requested.name, columns.names)
+            if (kind := columns[requested.name].dataType) != requested.dataType:
                 raise Usage(
-                    f"column {asked.name!r} of table {at.table!r} is {kind.simpleString()}, and asked for as "
-                    f"{asked.dataType.simpleString()}",
-                    hint="leave .schema(…) out to see what the table has",
+                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, not "
+                    f"{requested.dataType.simpleString()}",
+                    hint="omit .schema(…) to read the table's own types",
                 )
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Spark's hook."""
         manifest = self._at.read(self._at.store.open())
         table = _table(manifest)
-        there = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
+        numbers = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
         if self._keys is not None:
-            there &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
-        # Of an empty list Spark would make a partition without a number.
-        return [_StatePartition(number) for number in sorted(there)] or [_StatePartition(-1)]
+            numbers &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
+        # For an empty list, Spark makes a partition of its own, without a number.
+        return [_StatePartition(number) for number in sorted(numbers)] or [_StatePartition(-1)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark's hook, in a task."""
         assert isinstance(partition, _StatePartition)  # noqa: S101  what partitions() made
         if partition.number < 0:
             return
@@ -125,11 +123,11 @@ class TableReader(DataSourceReader):
         if self._keys is None:
             return merged_rows(store, None, manifest.ssts, table, partition, clock_ms, columns=self._schema.names)
         hashes = hash_keys(self._keys, self._keys.schema.names)
-        mine = np.flatnonzero(partition_of(hashes, table.partitions) == partition)
-        # As look-ups want them, in the order of their hashes.
-        mine = mine[np.argsort(hashes[mine], kind="stable")]
-        keys = self._keys.take(pa.array(mine))
-        values, present = multi_get(store, None, manifest.ssts, table, hashes[mine], keys, clock_ms=clock_ms)
+        indexes = np.flatnonzero(partition_of(hashes, table.partitions) == partition)
+        # Look-ups need keys in the order of their hashes.
+        indexes = indexes[np.argsort(hashes[indexes], kind="stable")]
+        keys = self._keys.take(pa.array(indexes))
+        values, present = multi_get(store, None, manifest.ssts, table, hashes[indexes], keys, clock_ms=clock_ms)
         return [
             pa.table([*keys.columns, *values.columns], [*keys.column_names, *values.column_names]).filter(
                 pa.array(present)
@@ -138,30 +136,30 @@ class TableReader(DataSourceReader):
 
 
 class FilteringReader(TableReader):
-    """Reads those rows only whose keys a query's filters say. Spark filters what comes all the same."""
+    """Reads only rows with the keys that a query's filters select. Spark applies the filters again."""
 
     def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
-        """Spark's hook, from 4.1 on."""
+        """Take the query's filters; Spark calls this from 4.1 on."""
         table = _table(self._at.read(self._at.store.open()))
         self._keys = keys_in(table, filters)
         return filters
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """The reader for this process of Spark's, which asks for filters or does not.
+    """Return the reader for this Spark process, with filters if Spark will push any.
 
-    Where the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that would take any; it
-    asks in a process of its own, and nothing else tells one from the other.
+    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. It
+    pushes filters in a process of its own, which only its arguments reveal.
     """
     asks = any("data_source_pushdown_filters" in word for word in sys.argv)
     return (FilteringReader if asks else TableReader)(at, schema)
 
 
 def columns_of(at: VersionedTable) -> StructType:
-    """The columns that users see, as Spark has them. Raises `NotFound` where the version was collected."""
+    """Return the columns that users see, as a Spark schema. Raises `NotFound` if the version was collected."""
     return spark_schema_of(visible_schema(_table(at.read(at.store.open()))))
 
 
 def _table(manifest: Manifest) -> Table:
-    assert manifest.table is not None  # noqa: S101  what was found has one
+    assert manifest.table is not None  # noqa: S101  `find` and `read` checked it
     return manifest.table

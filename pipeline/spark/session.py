@@ -1,4 +1,4 @@
-"""The Spark session of a run: quiet, in UTC, with our sources registered; and warmed up."""
+"""The Spark session of a run: quiet, in UTC, with our sources registered; and its warm-up."""
 
 import os
 import threading
@@ -27,12 +27,12 @@ _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.batch.worker_daemon"
 _STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
-"""Where Spark has what writes checkpoints."""
+"""Spark's package with the classes that write checkpoints."""
 _START_SOONER = (
-    # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
+    # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
-    # With few cores, compiling for good what runs only while Spark starts takes a fourth of them from the first batch.
-    # The loops over rows get there in their first seconds all the same. Ten times the JVM's own thresholds.
+    # Fully optimising code that only runs at Spark's start costs the first batch a fourth of few cores.
+    # Loops over rows still reach these thresholds, ten times the JVM's own, within seconds.
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
@@ -47,12 +47,12 @@ def spark_session(
     py_files: Sequence[str] = (),
     hurry: threading.Event | None = None,
 ) -> Iterator[SparkSession]:
-    """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
+    """Return Spark, stopped at the end of the block; an existing session (a notebook's) is used and kept.
 
-    `master` is Spark's master URL; None for what spark-defaults says, else all cores of this machine. `conf` are more
-    Spark settings, which win over ours; `py_files` are paths of Python files and zips that its tasks can import. Once
-    `hurry` is set, nobody waits any more for Spark to stop: it ends with this process. Raises `Refused` for Spark
-    Connect, and where Spark does not start, most often for want of Java, or its JVM ended while it was used.
+    `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
+    Spark settings, which override ours; `py_files` are paths of Python files and zips that its tasks can import. Once
+    `hurry` is set, Spark's stop is not awaited: Spark ends with this process. Raises `Refused` for Spark Connect, if
+    Spark does not start (most often without Java), or if its JVM ended during the block.
     """
     check_start(master, conf or {})
     if running_session() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -63,36 +63,36 @@ def spark_session(
         _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Sources answer from memory; ten milliseconds, Spark's own, keep a core busy when nothing happens.
+        # Sources answer from memory. Spark's default, 10 ms, keeps a core busy when idle.
         "spark.sql.streaming.pollingDelay": "40ms",
-        # Each batch logs two files of a checkpoint that is scratch. Spark's own choice forks five commands for a file.
+        # Each batch writes two files of a scratch checkpoint. Spark's default manager forks five commands for each.
         "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.FileSystemBasedCheckpointFileManager",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # A worker that a library crashes says where; else nobody knows it from one that the kernel killed.
+        # Tell a worker crashed by a library, with its place, from one killed by the kernel.
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.sql.streaming.stopTimeout": "8s",
-        # Tasks go where their state is, not where most of a batch's rows were read.
+        # Place tasks where their state is, not where most of a batch's rows were read.
         "spark.shuffle.reduceLocality.enabled": "false",
-        # What was asked of Spark is shown in its UI; passwords are not.
+        # Spark's UI shows all settings: redact passwords.
         "spark.redaction.regex": SECRETS,
     }
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
     if master is not None:
         settings["spark.master"] = master
-    if here := master is not None and _is_local(master):
-        # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
+    if is_local := master is not None and _is_local(master):
+        # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
         settings[_DAEMON] = _OUR_DAEMON
     chosen = conf or {}
     if options := chosen.get(_JAVA_OPTIONS):
-        # Of an option that is given twice, the JVM takes the last.
+        # The JVM takes the last of repeated options.
         chosen = {**chosen, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
     settings |= chosen
     running = running_session()
-    said = chosen.get("spark.pyspark.python", "")
-    with interpreter(on_this_machine=here, said=said, starts=running is None), quiet_errors():
+    python_setting = chosen.get("spark.pyspark.python", "")
+    with interpreter(on_this_machine=is_local, configured=python_setting, starts=running is None), quiet_errors():
         try:
             with quiet_start():
                 if running is None:
@@ -110,7 +110,7 @@ def spark_session(
             first_line = str(java.getMessage() or java.getClass().getName()).partition("\n")[0]
             raise Refused(
                 f"Spark does not start at {where}: {first_line}",
-                hint="is the master there, and are the settings (--conf) such as Spark takes?",
+                hint="check that the master is running and that the settings (--conf) are valid",
             ) from error
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
@@ -124,8 +124,8 @@ def spark_session(
                 raise
             raise Refused(
                 f"Spark's JVM has ended ({how}) while the app was running",
-                hint="nothing committed is lost: start again; if it was short of memory, give it more "
-                "(spark.driver.memory) or the machine",
+                hint="nothing committed is lost: run it again; if it was out of memory, raise "
+                "spark.driver.memory, or use a larger machine",
             ) from error
         finally:
             if running is None:
@@ -133,46 +133,47 @@ def spark_session(
 
 
 def check_start(master: str | None, conf: Mapping[str, str]) -> None:
-    """Raise `Refused` for Spark Connect and `Usage` for a master that is none, before Spark takes its seconds."""
+    """Raise `Refused` for Spark Connect and `Usage` for an invalid master, before Spark's slow start."""
     check_not_connect(master, conf)
     if running_session() is None:
         check_master(conf.get("spark.master", master))
 
 
 def running_session() -> SparkSession | None:
-    """The session that runs in this process, whichever thread made it: Spark's own answer is the thread's alone."""
+    """Return this process's session, or None. Spark's own function knows only the calling thread's session."""
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def has_own_workers(spark: SparkSession) -> bool:
-    """Whether Python workers of a session come of slackwater's own daemon."""
+    """Return True if a session's Python workers come from slackwater's own daemon."""
     return spark.sparkContext.getConf().get(_DAEMON, "") == _OUR_DAEMON
 
 
 @contextmanager
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """While this lasts, a session has these settings; then those that it had before."""
-    before = {name: spark.conf.get(name, None) for name in settings}
+    """Set a session's settings during the block, then restore the previous ones."""
+    previous = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, earlier in before.items():
-            if earlier is None:
+        for name, old_value in previous.items():
+            if old_value is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, earlier)
+                spark.conf.set(name, old_value)
 
 
 COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
-"""Whether Spark computes parts that expressions have in common once, and before these."""
+"""Spark setting: evaluate common subexpressions once, ahead of the expressions that contain them."""
 
 
 def part_by_part(spark: SparkSession) -> SparkSession:
-    """A session that computes what expressions have in common no earlier than these; what the other keeps, it has.
+    """Return a copy of the session that evaluates common subexpressions no earlier than their expressions.
 
-    Else such a part may fail outside of what tries it, or for a row that another part of its filter leaves out.
+    Otherwise such a part may fail outside of its `try_` function, or for a row that another part of the filter drops.
+    Cached DataFrames are shared with the other session.
     """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     session.conf.set(COMMON_PARTS, "false")
@@ -180,14 +181,14 @@ def part_by_part(spark: SparkSession) -> SparkSession:
 
 
 def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
-    """End these side by side, for as long as there is patience; what takes longer ends with this process.
+    """Call these functions in parallel and wait for at most the given time; late ones end with this process.
 
-    What fails is no news: the JVM is gone, or does not end in time.
+    Failures are ignored: the JVM is gone, or does not end in time.
     """
     threads = [_quietly(end) for end in ends]
-    began = time.monotonic()
+    started = time.monotonic()
     for thread in threads:
-        while thread.is_alive() and time.monotonic() - began < patience_s():
+        while thread.is_alive() and time.monotonic() - started < patience_s():
             thread.join(_POLL_S)
 
 
@@ -206,10 +207,10 @@ def _is_local(master: str) -> bool:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Have Python processes started, and what a first batch takes loaded and compiled, while stages are claimed.
+    """Start Python processes and load and compile the code of a first batch, while stages are claimed.
 
-    That takes seconds: a source that is never started, and a job over one row, in threads that nobody need wait for.
-    Whatever fails here fails again in the run, which says it better, unless the run has ended: then it is no news.
+    Uses a source that is never started and a job over one row, in threads that nobody waits for. Failures are ignored:
+    the run reports them better, unless it has ended.
     """
 
     def job() -> None:
@@ -221,5 +222,5 @@ def warm_up(spark: SparkSession) -> None:
 
 
 def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    # By itself in its module, so that a worker that unpickles it imports what tasks need.
+    # A function of this module, so that a worker that unpickles it imports what tasks need.
     yield from batches

@@ -1,8 +1,8 @@
-"""A share of keys in Spark: a filter of rows, and where Spark's optimiser has moved it to what a source reads.
+"""A share of keys in Spark: a filter of rows, pushed down to the source where Spark's optimiser allows.
 
-Where the key that rows are chosen by is a column of the source, or its key as a string, the optimiser puts the filter
-right above the source: then the source can pass over the others itself, which never come to Spark. The filter stays
-where it is, so what a source leaves out is what the plan would; where nobody sees it, the source leaves out nothing.
+If the filter's key is a column of the source, or that column cast to a string, the optimiser moves the filter right
+above the source. Then the source can skip the other rows before they reach Spark. The filter stays in the plan, so the
+source drops only rows that the plan would drop; if the filter is not found, the source drops nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ _SEED = 42
 
 
 def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
-    """The rows of a DataFrame, which has the columns, that are of the share."""
+    """Return the rows of a DataFrame, with the share's columns, that belong to the share."""
     return frame.where(_condition(*(F.col(in_backticks(name)) for name in share.columns), parts=share.parts))
 
 
@@ -28,34 +28,33 @@ def _condition(*columns: Column, parts: int) -> Column:
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
-    """Of each stream of these `plans.optimised_paths`, by its `first_column`: the share that its needed rows are of.
+    """Return the share of keys that each stream in `plans.optimised_paths` needs, by its `first_column`.
 
-    Streams of which all rows may be needed are left out. Each stream is used once: one that is used again has other
-    columns there.
+    Streams that need all rows are left out. Each stream occurs once, because a repeated use has other column ids.
     """
     filters = {first_column(stream): above[0] for stream, *above in optimised if above and kind(above[0]) == "Filter"}
-    found = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
-    return {stream: each[0] for stream, each in found.items() if each}
+    shares = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
+    return {stream: candidates[0] for stream, candidates in shares.items() if candidates}
 
 
 def _shares(condition: Any) -> Iterator[KeyShare]:
-    """The shares that all rows are of for which a condition over a source's columns holds."""
+    """Yield the shares that contain all rows for which a condition over a source's columns holds."""
     if kind(condition) == "And":
         yield from (share for side in children(condition) for share in _shares(side))
     elif kind(condition) == "LessThan":
-        rest, parts = children(condition)
-        if kind(rest) == "Pmod" and kind(parts) == "Literal":
-            hashed, shares = children(rest)
+        remainder, parts = children(condition)
+        if kind(remainder) == "Pmod" and kind(parts) == "Literal":
+            hashed, shares = children(remainder)
             whole = kind(hashed) == "XxHash64" and hashed.seed() == _SEED and str(shares) == str(SHARES)
-            columns = [_column(each) for each in children(hashed)] if whole else [""]
+            columns = [_column(expression) for expression in children(hashed)] if whole else [""]
             if all(columns):
                 yield KeyShare(tuple(columns), int(parts.value()))
 
 
 def _column(expression: Any) -> str:
-    """The source's column that an expression hashes as; empty where it is another value.
+    """Return the source column that an expression hashes like; empty if the expression has another value.
 
-    Spark hashes a string as its bytes, and a cast leaves these as they are.
+    Spark hashes a string by its bytes, which a cast from binary leaves unchanged.
     """
     if kind(expression) == "Cast" and expression.dataType().simpleString() == "string":
         (below,) = children(expression)

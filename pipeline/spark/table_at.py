@@ -1,4 +1,4 @@
-"""One table at one moment, as Spark's processes are told of it: which version, where, and how to read it."""
+"""A table at a moment, as Spark's processes get it: version, store, and how to read it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """A store, for processes that get to it as the driver does. Crosses to them by pickle, inside Spark."""
+    """Address of a store, for processes with the driver's access. Pickled to them by Spark."""
 
     root: str
     s3_settings: S3Settings
     s3: S3Access | None = field(default=None, repr=False)
-    """How the driver gets to it; None where its root is enough."""
+    """The driver's access to the store; None if the root is enough."""
 
     def open(self) -> ObjectStore:
-        """The store; a worker is used again, and with it what it has open."""
+        """Return the store; a reused worker keeps it open."""
         return _open(self.root, self.s3_settings, take(self.s3))
 
     def as_here(self) -> StorePlace:
-        """The same, for processes that know nothing but this: credentials may be temporary, so shortly before use."""
+        """Return a copy with access for other processes. Call it shortly before use: credentials may be temporary."""
         return replace(self, s3=access_to(self.open()))
 
 
@@ -50,65 +50,65 @@ def _open(root: str, settings: S3Settings, place: S3Place | None) -> ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class VersionedTable:
-    """A version of a stage that has the table. Its manifest is read where it is needed: names of SSTs may change."""
+    """A table at a version of its stage. The manifest is read when needed, because names of SSTs may change."""
 
     store: StorePlace
     app: str
-    """The app's folder."""
+    """Folder of the app."""
     stage: str
-    """Whose the table is, as it was called then."""
+    """Stage of the table, under its name at that version."""
     version: int
     table: str
     clock_ms: int
-    """By which its rows are expired."""
+    """Clock that decides which rows are expired."""
 
     @classmethod
     def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
-        """The table of `APP/TABLE` at a moment, as it stands behind the `@` of a ref; the newest for an empty one.
+        """Return the table of `APP/TABLE` at a moment, given as after the `@` of a ref; empty for the newest.
 
-        Raises `Usage` for what is no such path or moment, and `NotFound` for what there is not.
+        Raises `Usage` for an invalid path or moment, and `NotFound` for one that does not exist.
         """
         store, (app, table) = place.open(), _names(path)
         cut = resolve(store, in_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
         if cut.thinned is not None:
             answered = iso(cut.thinned.answered_ms, "milliseconds")
             _log.warning(
-                "%s@%s: history was thinned out by gc there; what is read is the moment %s", path, at, answered
+                "%s@%s: gc has thinned out the history there; reading the moment %s instead", path, at, answered
             )
         return cls.of_cut(place, having(store, cut, (table,)), table)
 
     @classmethod
     def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> VersionedTable:
-        """A table that a cut has."""
-        stage, manifest = next((name, each) for name, each in cut.stages.items() if table in tables_of(each, name))
+        """Return a table of a cut."""
+        stage, manifest = next((name, head) for name, head in cut.stages.items() if table in tables_of(head, name))
         then = manifest.stage + table.removeprefix(stage)
         return cls(place, cut.app, manifest.stage, manifest.version, then, cut.clock_ms(table))
 
     @classmethod
     def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> VersionedTable:
-        """The table of `APP/TABLE` at a version of its stage. Raises as `find`."""
+        """Return the table of `APP/TABLE` at a version of its stage. Raises as `find`."""
         store, (app, table) = place.open(), _names(path)
         folder = in_folder(store, app)
         stage = owner(table, heads_of(store, folder, may_have(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
     def read(self, store: ObjectStore) -> Manifest:
-        """The version as one that has the table as its own. Raises `NotFound` where it was collected, or has none."""
-        found = table_of(read_version(store, self.app, self.stage, self.version), self.table)
-        if found.table is None:
+        """Return the manifest with this table as its main one. Raises `NotFound` if it was collected or has none."""
+        manifest = table_of(read_version(store, self.app, self.stage, self.version), self.table)
+        if manifest.table is None:
             raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
-        return found
+        return manifest
 
     @contextmanager
     def reading(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
-        """While it is read. Raises `NotFound`, which names the moment, where it was collected meanwhile."""
+        """Raise `NotFound` with the moment's name if the version is collected during the block."""
         with telling_if_collected(store, Cut(self.app, {self.stage: manifest})):
             yield
 
 
 def _names(path: str) -> tuple[str, str]:
-    """App and table of a path. Raises `Usage`."""
+    """Return the app and the table of a path. Raises `Usage`."""
     app, _, table = path.partition("/")
     if not app or not table:
-        raise Usage(f"{path!r} names no table of an app", hint=_HINT)
+        raise Usage(f"{path!r} is not a table; expected APP/TABLE", hint=_HINT)
     return app, table

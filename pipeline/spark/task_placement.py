@@ -1,8 +1,8 @@
-"""Tasks go to the executor that had their partition in the batch before, where its machine has the state's SSTs.
+"""Sends tasks to the executor that had their partition in the batch before, whose machine has the SSTs.
 
-Spark schedules a task to where a cached partition is that it reads. So each state partition has a home: one cached row,
-on the executor that first computed it. A batch's rows are joined with the homes, partition by partition and without
-moving. Where an executor is lost, Spark computes its homes anew on others.
+Spark schedules a task on the executor with the cached partition that it reads. So each state partition has a home: one
+cached row, on the executor that first computed it. A batch's rows are joined with the homes, partition by partition,
+without a shuffle. If an executor is lost, Spark recomputes its homes on others.
 """
 
 from collections import Counter
@@ -17,21 +17,20 @@ from pyspark.sql import functions as F
 from .exchange import addressed, exchanged
 
 _HOME = "_home"
-"""By which rows meet their home: what `exchange.addressed` gives of their partition."""
+"""Join column of rows and homes: the result of `exchange.addressed` for their partition."""
 _PARTITION = "_partition"
-"""The number of a home's partition."""
+"""Number of a home's partition."""
 _firsts = count_from(0, 1 << 20)
 _TRIES = 5
-"""The first tasks of all go where there is room first. These are small, so another try costs little."""
+"""Attempts to spread homes evenly. First tasks all run where a core is free first; they are cheap to repeat."""
 _WAIT_MS = 25
-"""Doubled with each further try: tasks of a few milliseconds all go to the executor that is warm first, and those that
-take equally long go round."""
+"""Duration of a task, doubled with each try: without it, all tasks run on the first warm executor."""
 _WAIT_ALL_MS = 1_000
-"""The longest that a try waits in all."""
+"""Maximum total wait of one try."""
 
 
 class Homes:
-    """Where the partitions of one stage's batches are at home. `place` is for one thread."""
+    """Executors of the partitions of one stage's batches. Use `place` on one thread only."""
 
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
@@ -40,34 +39,34 @@ class Homes:
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """The rows of one micro-batch in `count` partitions, each where it was the last time.
+        """Return the rows of a micro-batch in `count` partitions, each on its executor of the last batch.
 
         `partition` is the number of a row's partition, an int that is never null.
         """
-        home = addressed(rows.sparkSession, partition, count)
-        at_home = exchanged(rows.withColumn(_HOME, home), F.col(_HOME), count)
+        address = addressed(rows.sparkSession, partition, count)
+        at_home = exchanged(rows.withColumn(_HOME, address), F.col(_HOME), count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
-        executors = len(context.statusTracker().getExecutorInfos()) - 1  # the driver is among them
-        # An executor that has come has no homes: they are spread anew.
+        executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
+        # A new executor has no homes yet: spread them again.
         if self._homes is None or count != self._partitions or executors > self._executors:
             if self._homes is not None:
                 self._homes.unpersist()
             self._homes = _spread(rows.sparkSession, count, executors)
         self._partitions, self._executors = count, executors
-        # Both sides are partitioned alike, so nothing moves; the hint keeps Spark from broadcasting the smaller one.
+        # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
+        """Run a function on each partition's executor, in the background; none before the first batch. Thread-safe.
 
-        `work` gets the partitions' numbers, and gives them back. Raises `Py4JError` where Spark ended or the homes were
-        closed, and `PySparkException` where the work failed.
+        `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
+        closed, and `PySparkException` if the function failed.
         """
         homes = self._homes
         if homes is None or self._closed:
             return
         context = homes.sparkSession.sparkContext
-        # A thread's jobs have its tags.
+        # Job tags belong to the calling thread.
         context.addJobTag(self._tag)
         try:
             homes.select(_PARTITION).mapInArrow(work, f"{_PARTITION} int").collect()
@@ -75,7 +74,7 @@ class Homes:
             context.removeJobTag(self._tag)
 
     def close(self) -> None:
-        """Forget the homes, and end the visits under way."""
+        """Drop the homes, and cancel visits under way."""
         self._closed = True
         if self._homes is not None:
             self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
@@ -84,7 +83,7 @@ class Homes:
 
 
 def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
-    """One row a partition, cached, as evenly over the executors as the best of a few tries gives."""
+    """Return one cached row a partition, spread over the executors as evenly as a few tries achieve."""
     fair = -(-count // max(1, executors))
     best, most = _cached(spark, count, 0)
     for tries in range(1, _TRIES):
@@ -98,8 +97,8 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
 
 
 def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
-    """One row a partition, each cached by a task that takes so long, and how many the executor has that has most."""
-    # Spark takes equal plans for one: these homes would go with those of another stage.
+    """Return one cached row a partition, from tasks of a given duration, and the largest number on one executor."""
+    # Spark caches equal plans once: two stages would share their homes.
     first = next(_firsts)
     number = (F.col("id") - first).cast("int")
     homes = spark.range(first, first + count).select(
@@ -107,7 +106,7 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
     )
     homes = exchanged(homes, F.col(_HOME), count)
     if wait_ms:
-        # True whatever it gives, which Spark cannot know.
+        # Always true, but Spark cannot know.
         homes = homes.where(f"coalesce(reflect('java.lang.Thread', 'sleep', {wait_ms}L), '') != 'slept'")
     homes = homes.cache()
     homes.count()
@@ -115,8 +114,8 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
 
 
 def _located(cached: DataFrame) -> Counter[str]:
-    """How many of its partitions each executor has."""
+    """Return the number of cached partitions by executor."""
     context: Any = cached.sparkSession.sparkContext._jsc.sc()
     rdd = cached._jdf.queryExecution().toRdd()
-    places = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))
-    return Counter(seq.head().toString() for seq in places if not seq.isEmpty())
+    locations = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))
+    return Counter(seq.head().toString() for seq in locations if not seq.isEmpty())

@@ -1,6 +1,6 @@
-"""Errors of the user's program: where in it, what, and what to do; and what stopped a query, in one sentence.
+"""Errors of the user's program: place, cause, next step; and what ended a query, in one sentence.
 
-Errors cross from Spark's workers as text, and Spark wraps them in its own.
+Errors reach the driver as text from Spark's workers, wrapped in Spark's own errors.
 """
 
 import importlib.util
@@ -30,17 +30,17 @@ _BEFORE_SPARK = (
 
 
 @contextmanager
-def as_user_error(what: str, function: object = None) -> Iterator[None]:
-    """Run code of the user's program; `what` begins the sentence where it fails: "the program", "stage 'legs'".
+def as_user_error(subject: str, function: object = None) -> Iterator[None]:
+    """Run code of the user's program; `subject` begins the sentence of an error: "the program", "stage 'legs'".
 
-    `function` is told as the place of an error with no line of the user's on its way: a wrong number of arguments.
-    Raises `Refused`, which names the last line of the user's own that led there. Errors of ours keep their class, and
+    `function` is the place of an error without a line of the user's code, such as a wrong number of arguments. Raises
+    `Refused`, which names the last line of the user's code on the way to the error. Our own errors keep their class and
     name the stage.
     """
     try:
         yield
     except SlackwaterError as error:
-        if stage := _STAGE.search(what):
+        if stage := _STAGE.search(subject):
             error.begin_with(stage[0])
         place = _place(error)
         if place is not None and (at := _shown(place)) not in error.hint:
@@ -55,13 +55,13 @@ def as_user_error(what: str, function: object = None) -> Iterator[None]:
         hint = _expected(error) or (_BEFORE_SPARK if _is_before_spark(error) else _HINT)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
-            hint = f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
-        raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
+            hint = f"install a package with {missing!r} for {sys.executable}, or fix the import, and run again"
+        raise Refused(f"{subject} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
 
 
 def _shown(place: tuple[Path, int]) -> str:
-    file, here = place[0].resolve(), Path.cwd()
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {place[1]}"
+    file, folder = place[0].resolve(), Path.cwd()
+    return f"{file.relative_to(folder) if file.is_relative_to(folder) else file}, line {place[1]}"
 
 
 _STAGE = re.compile(r"stage '[^']+'")
@@ -69,18 +69,18 @@ _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argumen
 
 
 def _expected(error: Exception) -> str:
-    """The arguments that a function of ours takes, where it was called with one that it does not; else empty."""
-    found = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
+    """Return the arguments of one of our functions that got an unexpected one; empty for other errors."""
+    match = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
     package = sys.modules[_OURS]
-    if found is None or not (found[1] in package.__all__ or hasattr(package.App, found[1])):
+    if match is None or not (match[1] in package.__all__ or hasattr(package.App, match[1])):
         return ""
-    function = getattr(package, found[1]) if found[1] in package.__all__ else getattr(package.App, found[1])
+    function = getattr(package, match[1]) if match[1] in package.__all__ else getattr(package.App, match[1])
     arguments = [name for name in inspect.signature(function).parameters if name != "self"]
-    return f"{found[1]} takes {', '.join(arguments)}{nearest(found[2], arguments)}"
+    return f"{match[1]} takes {', '.join(arguments)}{nearest(match[2], arguments)}"
 
 
 def _is_before_spark(error: Exception) -> bool:
-    """Say if Spark raised it for want of a session: by its class of error, or by an assertion that there is one."""
+    """Return True if the error is about a missing Spark session, by its class or its assertion."""
     if isinstance(error, PySparkRuntimeError):
         return error.getCondition() == "SESSION_OR_CONTEXT_NOT_EXISTS"
     raised_at = traceback.extract_tb(error.__traceback__)[-1].line or ""
@@ -88,7 +88,7 @@ def _is_before_spark(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """An error as a reason in a sentence, with the next step where it is known."""
+    """Return an error as a reason within a sentence, with the next step if known."""
     if isinstance(error, SlackwaterError):
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return _described(error).partition("\n")[0]
@@ -96,18 +96,18 @@ def reason_of(error: Exception) -> str:
 
 def _described(error: Exception) -> str:
     if isinstance(error, AnalysisException):
-        # It names its kind itself. As a string it would bring the whole plan.
+        # The message names its class. str() would add the whole plan.
         return error.getMessage()
-    # A SyntaxError and what Spark's JVM raised repeat in their strings where they come from, the latter at length.
-    behind = getattr(error, "java_exception", None)
-    text = error.msg if isinstance(error, SyntaxError) else str(error if behind is None else behind.toString())
+    # The strings of a SyntaxError and of a JVM error also contain the place, the latter a long stack trace.
+    java_error = getattr(error, "java_exception", None)
+    text = error.msg if isinstance(error, SyntaxError) else str(error if java_error is None else java_error.toString())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _place(error: Exception) -> tuple[Path, int] | None:
-    """File and line: the last of the user's own; None if no line of the user's led to the error.
+    """Return file and line of the user's last line on the way to the error; None if there is none.
 
-    Lines are the user's that are neither slackwater's nor Python's nor of an installed library.
+    A user's line is in no module of slackwater, of Python or of an installed library.
     """
     own = [
         (file, line)
@@ -117,19 +117,19 @@ def _place(error: Exception) -> tuple[Path, int] | None:
         and not _is_installed(file)
     ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        # Raised by whoever imports the file; literal_eval and the like have no file to name.
+        # Raised by the import of the file. literal_eval and the like have no file.
         file = Path(error.filename)
         if file.is_file() and not _is_installed(file):
             return file, error.lineno
     if not own:
         return None
-    # Libraries that are not installed, such as those of a Spark from elsewhere, are in other folders.
+    # Libraries that are not installed, such as another Spark's pyspark, are in other folders.
     folder = own[0][0].parent
     return [at for at in own if at[0].is_relative_to(folder)][-1]
 
 
 def is_of_user(module: ModuleType) -> bool:
-    """Whether a module is neither slackwater's nor Python's nor of an installed library."""
+    """Return True if a module belongs neither to slackwater nor to Python nor to an installed library."""
     name, file = module.__name__, getattr(module, "__file__", None)
     if file is None:
         return name == "__main__"
@@ -144,33 +144,33 @@ def _is_installed(file: Path) -> bool:
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
-"""Python's own last word, the class of which may have any name."""
+"""Last line of a Python traceback, with any class name."""
 _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
-"""What Spark wraps such errors in."""
+"""Spark's errors that wrap the original one."""
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
-"""As Spark raises it: a record's text, in what the program raised of it, may have the same words."""
+"""Spark's message with its class, because a record's text in the program's error may have the same words."""
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 _HINTS = {
-    "Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them",
-    "AnotherTopic": "slackwater reset says where the topic that is there now is read on; the same command with "
-    "--accept-loss reads it from its beginning",
-    "BadRecord": "the batch was dropped whole and nothing is lost: change the program, or have it set such records "
-    'aside by on_error="reject", and run again',
+    "Gone": "the topic's retention has deleted them; to continue without them: the same command with --accept-loss",
+    "AnotherTopic": "slackwater reset sets where to read the new topic; the same command with --accept-loss "
+    "reads it from its beginning",
+    "BadRecord": "the batch was discarded and nothing is lost: fix the program, or have it set such records "
+    'aside with on_error="reject", and run again',
 }
-"""By kind, the next step of who runs an app."""
-_DROPPED = "the batch was dropped whole and nothing is lost"
+"""Next step of the app's operator, by kind of error."""
+_DROPPED = "the batch was discarded and nothing is lost"
 
 
 def translate(stage: str, text: str) -> SlackwaterError:
-    """The error behind what Spark says of a stage's query; one of ours where it was one."""
+    """Return the error behind Spark's text about a stage's query; our own class if it was one of ours."""
     if ours := _OUR_ERROR.findall(text):
         kind, message = ours[-1]
-        known = getattr(errors, kind, None)
-        error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
-        # A hint does not cross.
+        cls = getattr(errors, kind, None)
+        error = cls.__new__(cls) if isinstance(cls, type) and issubclass(cls, SlackwaterError) else Refused("")
+        # Only the message crosses from the worker, not the hint.
         SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=_HINTS.get(kind, ""))
         return error
     if crashed := _CRASHED.search(text):
@@ -179,18 +179,18 @@ def translate(stage: str, text: str) -> SlackwaterError:
     reason = (raised or _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
-        hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own words)",
+        hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own error)",
     )
 
 
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
-    """The error of a Python worker that went without a word of its own; `fault` is what Python said of it."""
+    """Return the error of a Python worker that ended without raising one; `fault` is Python's message, if any."""
     if how.startswith("failed"):
-        what, hint = "process of Spark's did not come up in time", "is the machine too busy, or short of memory? "
+        event, hint = "worker of Spark did not start in time", "is the machine too busy, or short of memory? "
     elif fault is None:
-        what = "worker of Spark's was killed in the middle of a batch"
-        hint = "most often for want of memory: the kernel's log (dmesg) names the process then; "
+        event = "worker of Spark was killed during a batch"
+        hint = "most often because memory ran out: then the kernel's log (dmesg) names the process; "
     else:
-        what = f"worker of Spark's crashed: {fault[1].strip()}"
-        hint = "SLACKWATER_DEBUG=1 shows where in Python that was; "
-    return Refused(f"stage {stage!r} stopped: a Python {what}", hint=f"{hint}{_DROPPED}: run again")
+        event = f"worker of Spark crashed: {fault[1].strip()}"
+        hint = "SLACKWATER_DEBUG=1 shows the place in Python; "
+    return Refused(f"stage {stage!r} stopped: a Python {event}", hint=f"{hint}{_DROPPED}: run again")

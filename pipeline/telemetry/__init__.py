@@ -1,4 +1,4 @@
-"""What is told to systems that watch many programs: spans to OpenTelemetry, lineage to OpenLineage.
+"""Telemetry for external systems: spans to OpenTelemetry, lineage to OpenLineage.
 
-Not here: Prometheus (`run.metrics`), and what a batch means. Nothing of it is imported where nothing is configured.
+Prometheus metrics are in `run.metrics`. The clients are imported only if configured.
 """

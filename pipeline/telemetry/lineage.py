@@ -1,9 +1,9 @@
-"""Lineage for OpenLineage: what each stage of a run reads and writes, and at which versions and offsets.
+"""Lineage for OpenLineage: inputs and outputs of each stage of a run, with versions and offsets.
 
-A stage of one run is a run of a job there, as a streaming query is of Spark's integration: START, then RUNNING at most
-once in so many seconds, and at the end COMPLETE, FAIL, or ABORT where another runner took it over or another stage
-failed. A thread sends them: no batch waits, and what a server does not take is not sent again, as the next event says
-more. Configured by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`), and by nothing else.
+A stage of a run is a run of a job in OpenLineage, as a streaming query is in Spark's integration: START, then RUNNING
+at a minimum interval, and at the end COMPLETE, FAIL, or ABORT if another runner took over or another stage failed. A
+thread sends the events: batches do not wait, and rejected events are not sent again, because the next event supersedes
+them. Configured only by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`).
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ _END_S = 3.0
 _NAMESPACE = "slackwater"
 _FACET = "slackwater_version"
 _SCHEMA = "urn:slackwater:openlineage:version:1"
-"""What `docs/openlineage-version.json` is called in itself."""
+"""Id of the schema in `docs/openlineage-version.json`."""
 
 Event = Literal["START", "RUNNING", "COMPLETE", "FAIL", "ABORT"]
 
 
 def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the client would find where to send events."""
+    """Return True if the OpenLineage client has a destination for events."""
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
     if environ.get("OPENLINEAGE_URL") or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in environ):
         return True
     files = (environ.get("OPENLINEAGE_CONFIG"), "openlineage.yml", Path.home() / ".openlineage" / "openlineage.yml")
-    return any(Path(each).is_file() for each in files if each)
+    return any(Path(file).is_file() for file in files if file)
 
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """Where the datasets of a run are, and what they are called."""
+    """Locations and names of the datasets of a run."""
 
     store: str
-    """The store root."""
+    """Store root."""
     brokers: str
     """`bootstrap.servers`."""
     engine: str
-    """Spark's version."""
+    """Version of Spark."""
     published: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
-    """The topics of sinks, by their names, where they are others."""
+    """Returns the topics of sinks, by sink, whose topic differs from the sink's name."""
 
     def kafka(self, topic: str) -> tuple[str, str]:
-        """Namespace and name of a topic."""
+        """Return namespace and name of a topic."""
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
 
     def table(self, app: str, name: str) -> tuple[str, str]:
-        """Namespace and name of a table: as those of a folder in an object store or a file system."""
+        """Return namespace and name of a table, as of a folder in an object store or a file system."""
         scheme, _, path = self.store.partition("://")
         if path:
             bucket, _, prefix = path.partition("/")
@@ -76,14 +76,14 @@ class Datasets:
 
 @dataclass(slots=True)
 class StageLineage:
-    """Makes the events of one stage of a run, which began at the version `start`."""
+    """Creates the events of one stage of a run, which began at the version `start`."""
 
     start: Manifest
     where: Datasets
     run: str = field(default_factory=lambda: str(uuid4()))
 
     def event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
-        """An event at the stage's newest version. `failed` is the class of what ended it."""
+        """Create an event at the stage's newest version. `failed` is the class of the error that ended the stage."""
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import error_message_run, job_type_job, processing_engine_run
 
@@ -123,7 +123,7 @@ class StageLineage:
                 _FACET: self._version(head),
                 "version": dataset_version_dataset.DatasetVersionDatasetFacet(f"v{head.version}"),
                 "schema": schema_dataset.SchemaDatasetFacet(
-                    [schema_dataset.SchemaDatasetFacetFields(each, kind) for each, kind in _columns(head.table)]
+                    [schema_dataset.SchemaDatasetFacetFields(name, kind) for name, kind in _columns(head.table)]
                 ),
             }
             yield ol.OutputDataset(*self.where.table(head.app, head.stage), facets=facets)
@@ -146,16 +146,16 @@ class StageLineage:
                 return _SCHEMA
 
         about = {"app": head.app, "stage": head.stage, "stageVersion": head.version, "epoch": head.epoch}
-        said = {name: value for name, value in more.items() if value or isinstance(value, list)}
-        return VersionFacet(producer=PRODUCER).with_additional_properties(**about, **said)
+        details = {name: value for name, value in more.items() if value or isinstance(value, list)}
+        return VersionFacet(producer=PRODUCER).with_additional_properties(**about, **details)
 
 
 def _columns(table: Table) -> list[tuple[str, str]]:
-    return [(each.name, each.type) for each in visible_columns(table)]
+    return [(column.name, column.type) for column in visible_columns(table)]
 
 
 def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
-    """What was read of each Kafka partition since the start: from there to before the end."""
+    """Return the range read of each Kafka partition since the start: `start` to `end` (exclusive)."""
     begins = start.offsets if start is not None else ()
     return [
         {"partition": number, "start": begins[number] if number < len(begins) else 0, "end": end}
@@ -164,7 +164,7 @@ def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
 
 
 class RunLineage(Listener):
-    """Sends the events of a run. `move` may be called from any thread, and only notes what is newest."""
+    """Sends the events of a run in a thread. `move` only stores the newest version; any thread may call it."""
 
     def __init__(self, claimed: Mapping[str, Manifest], where: Datasets, *, every_s: float = EVERY_S) -> None:
         self._stages = {name: StageLineage(head, where) for name, head in claimed.items()}
@@ -177,15 +177,15 @@ class RunLineage(Listener):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Those of the run."""
+        """Names of the run's stages."""
         return tuple(self._stages)
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """A version was committed."""
+        """Note a committed version."""
         self._heads[head.stage] = head
 
     def end(self, ended: Mapping[str, tuple[Event, str]]) -> None:
-        """The run is over: say so of each stage, with the class of its error, for some seconds at most."""
+        """Send the last event of each stage, with the class of its error. Blocks for at most some seconds."""
         self._ended = dict(ended)
         self._over.set()
         self._sending.join(_END_S)
@@ -197,14 +197,14 @@ class RunLineage(Listener):
         try:
             client = OpenLineageClient()
         except Exception as error:
-            _log.warning("events are not sent: %s", type(error).__name__)  # its settings may be in its words
+            _log.warning("events are not sent: %s", type(error).__name__)  # the message may contain settings
             return
-        told = dict.fromkeys(self._stages, 0)
+        sent_versions = dict.fromkeys(self._stages, 0)
         kind: Event = "START"
         while True:
             for name, head in dict(self._heads).items():
-                if head.version != told[name]:
-                    told[name] = head.version
+                if head.version != sent_versions[name]:
+                    sent_versions[name] = head.version
                     self._send(client, self._stages[name], kind, head)
             if self._over.wait(self._every_s):
                 break
@@ -221,21 +221,21 @@ class RunLineage(Listener):
 
 
 def lineage_of(claimed: Mapping[str, Manifest], where: Datasets) -> RunLineage | None:
-    """What tells of this run; None where nobody asked for it, or the client is not installed."""
+    """Return the sender of this run's lineage; None if it is not configured, or the client is not installed."""
     if not is_configured() or is_missing("openlineage.client", "OpenLineage", "openlineage"):
         return None
     return RunLineage(claimed, where)
 
 
 def ended(errors: Mapping[str, BaseException | None], error: BaseException | None) -> dict[str, tuple[Event, str]]:
-    """How each stage of a run ended, by its own error, if it has one, and that of the run, if it failed."""
+    """Return the last event of each stage of a run, from the stage's own error, if any, and the run's."""
     if error is None:
         return dict.fromkeys(errors, ("COMPLETE", ""))
-    whose = {name for name, own in errors.items() if own is not None} or set(errors)
+    failed_stages = {name for name, own in errors.items() if own is not None} or set(errors)
     kind = type(error).__qualname__
     if kind == "Fenced":
         return dict.fromkeys(errors, ("ABORT", kind))
     return {
-        name: ("FAIL", type(own or error).__qualname__) if name in whose else ("ABORT", kind)
+        name: ("FAIL", type(own or error).__qualname__) if name in failed_stages else ("ABORT", kind)
         for name, own in errors.items()
     }

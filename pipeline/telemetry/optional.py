@@ -1,4 +1,4 @@
-"""Clients that are there only where they were asked for, and what they log: that a server is away, once."""
+"""Detection of optional clients, and rate-limited logging of their warnings."""
 
 import logging
 import sys
@@ -12,41 +12,41 @@ _log = logging.getLogger("slackwater")
 _AGAIN_S = 600.0
 
 
-def is_missing(module: str, what: str, extra: str) -> bool:
-    """Whether a client is not installed, which then is said."""
+def is_missing(module: str, client: str, extra: str) -> bool:
+    """Return True, and log a warning, if a client is not installed."""
     try:
-        there = find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package above it
-        there = False
-    if not there:
-        _log.warning("%s is configured, and its client is not installed: %s", what, installing(extra))
-    return not there
+        is_installed = find_spec(module) is not None
+    except ModuleNotFoundError:  # raised if the parent package is missing
+        is_installed = False
+    if not is_installed:
+        _log.warning("%s is configured, but its client is not installed: %s", client, installing(extra))
+    return not is_installed
 
 
 def own_version() -> str:
-    """That of slackwater, by the package that is loaded: to import it here would be a circle."""
+    """Return slackwater's version, from the loaded package: importing it here would be circular."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 class Once(logging.Handler):
-    """Takes all that a client logs as warnings and errors, and passes on a line of it every ten minutes."""
+    """Logs a client's warnings and errors, at most one line every ten minutes."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, client: str) -> None:
         super().__init__(logging.WARNING)
-        self._what = what
+        self._what = client
         self._next_s = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it, unless that was done a moment ago."""
+        """Log the record, unless one was logged recently."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _AGAIN_S
             line = record.getMessage().partition("\n")[0]
-            _log.warning("%s: %s; nothing here waits for it", self._what, line)
+            _log.warning("%s: %s (slackwater continues without it)", self._what, line)
 
 
-def tell_once(logger: str, what: str) -> None:
-    """Have what a client logs said once, and not by others."""
+def tell_once(logger: str, client: str) -> None:
+    """Route a client's log through `Once` only."""
     log = logging.getLogger(logger)
-    if not any(isinstance(each, Once) for each in log.handlers):
-        log.addHandler(Once(what))
+    if not any(isinstance(handler, Once) for handler in log.handlers):
+        log.addHandler(Once(client))
         log.propagate = False

@@ -1,10 +1,10 @@
-"""Spans of OpenTelemetry: one for each batch of a stage and for its commit, one for a bisect.
+"""OpenTelemetry spans: one for each batch of a stage and for its commit, one for a bisect.
 
-Configured by the variables that OpenTelemetry has for it, and by nothing else; where none is set, nothing of it is
-imported. No key and no value of a record gets into a span: of records it has counts and offsets, of an error its class.
+Configured only by OpenTelemetry's variables; if none is set, OpenTelemetry is not imported. Spans contain no key or
+value of a record: only counts and offsets of records, and the class of an error.
 
-Attributes are those of the semantic conventions for messaging and databases, and `slackwater.…`. A record that was
-rejected is linked by the `traceparent` among its headers (W3C Trace Context).
+Attributes are those of the semantic conventions for messaging and databases, and `slackwater.…`. A rejected record is
+linked by the `traceparent` among its headers (W3C Trace Context).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 TRACEPARENT = "traceparent"
 _ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _MOST_LINKS = 128
-"""OpenTelemetry's own limit, if it is not told another."""
+"""OpenTelemetry's default limit."""
 _END_S = 3.0
 
 Headers = Iterable[tuple[str, str | bytes | None]]
 
 
 def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
-    """The `traceparent` of each record that has one, by its headers, without repetition; not more than are linked."""
-    found: dict[str, None] = {}
+    """Return the distinct `traceparent` headers of records, up to the limit of links."""
+    parents: dict[str, None] = {}
     for headers in records:
         for name, value in headers:
-            if name.lower() == TRACEPARENT and value and len(found) < _MOST_LINKS:
-                found[value.decode("ascii", "replace") if isinstance(value, bytes) else value] = None
-    return tuple(found)
+            if name.lower() == TRACEPARENT and value and len(parents) < _MOST_LINKS:
+                parents[value.decode("ascii", "replace") if isinstance(value, bytes) else value] = None
+    return tuple(parents)
 
 
 class BatchSpan:
-    """The span of one batch. It is told once the batch is committed; one that commits nothing is never sent."""
+    """The span of one batch, ended when the batch is committed; a batch that commits nothing sends no span."""
 
     def __init__(self, tracer: Tracer, app: str, stage: str) -> None:
         from opentelemetry.trace import SpanKind
@@ -66,15 +66,16 @@ class BatchSpan:
 
     @contextmanager
     def committed(
-        self, before: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
+        self, previous: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
     ) -> Iterator[None]:
-        """A version was committed just now, and its commit took so long. Inside, what is logged belongs to the span.
+        """End the span of a version just committed. Log lines inside the block belong to the span.
 
-        `windows` are the input offsets as text, `rejected` what `traceparents` gave of the records left out.
+        `commit_s` is the duration of the commit, `windows` the input offsets as text, `rejected` the `traceparents` of
+        rejected records.
         """
         from opentelemetry.trace import SpanKind, use_span
 
-        topics = [read.topic for name, read in manifest.inputs.items() if read.offsets != before.inputs[name].offsets]
+        topics = [read.topic for name, read in manifest.inputs.items() if read.offsets != previous.inputs[name].offsets]
         now_ns = time.time_ns()
         self.span.set_attributes(
             {
@@ -109,14 +110,14 @@ class BatchSpan:
                 self.span.end()
 
     def failed(self, error: BaseException) -> None:
-        """The batch failed, and with it its stage; unless it was committed by then."""
+        """End the span with an error, unless the batch was committed."""
         if self.span.is_recording():
             _fail(self.span, error)
             self.span.end()
 
 
 class Tracing:
-    """Makes spans of a provider, which is ended with it if it is its `own`."""
+    """Creates spans with a provider, which is shut down by `close` if it is our `own`."""
 
     def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
         self._provider, self._own = provider, own
@@ -124,7 +125,7 @@ class Tracing:
 
     @contextmanager
     def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
-        """Inside, a batch of a stage is under way on this thread."""
+        """Create the current span for a batch of a stage, for the block on this thread."""
         from opentelemetry.trace import use_span
 
         batch = BatchSpan(self._tracer, app, stage)
@@ -137,7 +138,7 @@ class Tracing:
 
     @contextmanager
     def bisect(self, app: str) -> Iterator[BisectSpan]:
-        """Inside, the first bad commit of an app is looked for."""
+        """Create the current span for a bisect of an app, for the block."""
         with self._tracer.start_as_current_span(
             f"bisect {app}",
             record_exception=False,
@@ -151,7 +152,7 @@ class Tracing:
                 raise
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most, whoever does not answer."""
+        """Send the remaining spans. Blocks for at most some seconds."""
         if self._own:
             end: Any = getattr(self._provider, "shutdown", None)
             ending = threading.Thread(target=end, name="spans-end", daemon=True)
@@ -160,13 +161,13 @@ class Tracing:
 
 
 class BisectSpan:
-    """The span of a bisect under way."""
+    """The span of a running bisect."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def found(self, stage: str, version: int, record: Headers = (), where: str = "") -> None:
-        """The first bad commit, and the record behind it: its headers, none where it is not known, and its place."""
+        """Record the first bad commit, and the culprit record: its headers, empty if unknown, and its position."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if where:
             self._span.set_attribute("slackwater.record", where)
@@ -174,7 +175,7 @@ class BisectSpan:
 
 
 def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """What traces here: the provider that this process has already, else one as the environment says; None for none."""
+    """Return tracing with the process's provider, else one configured by the environment; None if neither exists."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     api = sys.modules.get("opentelemetry.trace")
@@ -190,7 +191,7 @@ def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
 
 
 def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
-    """By an exporter of this name, of those that are installed; the SDK reads all else from the environment itself."""
+    """Create tracing with an installed exporter of this name; the SDK reads all other settings from the environment."""
     from importlib.metadata import entry_points
 
     from opentelemetry.sdk.resources import Resource
@@ -198,16 +199,16 @@ def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     if name == "otlp":
-        asked = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-        name = "otlp_proto_grpc" if asked == "grpc" else "otlp_proto_http"
-    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
-    if found is None:
+        protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    exporter = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if exporter is None:
         is_missing(f"opentelemetry.{name}", f"OpenTelemetry (with the exporter {name})", "otel")
         return None
     named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "slackwater"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(found.load()()))
+    provider.add_span_processor(BatchSpanProcessor(exporter.load()()))
     return Tracing(provider, own=True)
 
 
@@ -217,7 +218,7 @@ def _link(span: Span, parents: Iterable[str], why: str) -> None:
 
     for parent in parents:
         context = get_current_span(TraceContextTextMapPropagator().extract({TRACEPARENT: parent})).get_span_context()
-        # What is none is no error of the batch's.
+        # An invalid header of a record must not fail the batch.
         if context.is_valid:
             span.add_link(context, {"slackwater.link": why})
 

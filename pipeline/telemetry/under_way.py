@@ -1,4 +1,4 @@
-"""Which app this process runs, and which version the code that runs is about to commit: lines of the log name them."""
+"""The app that this process runs, and the version being committed, for log lines."""
 
 import sys
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from contextvars import ContextVar
 _VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
 
 _APPS: list[str] = []
-"""Those that are run here."""
+"""Apps that this process runs."""
 
 
 @contextmanager
 def running(app: str) -> Iterator[None]:
-    """Inside, this process runs an app."""
+    """Register an app as run by this process, for the block."""
     _APPS.append(app)
     try:
         yield
@@ -23,7 +23,7 @@ def running(app: str) -> Iterator[None]:
 
 @contextmanager
 def working_on(app: str, stage: str, version: int) -> Iterator[None]:
-    """Inside, on this thread, it is this version."""
+    """Register the version being committed on this thread, for the block."""
     token = _VERSION.set((app, stage, version))
     try:
         yield
@@ -32,12 +32,12 @@ def working_on(app: str, stage: str, version: int) -> Iterator[None]:
 
 
 def fields() -> dict[str, object]:
-    """App, stage and version, and the ids of the span: those that there are."""
-    found = _VERSION.get()
+    """Return app, stage and version, and the ids of the span, as far as known."""
+    version = _VERSION.get()
     named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
-    if found is not None:
-        named = dict(zip(("app", "stage", "version"), found, strict=True))
-    # Where nobody traces, it was never imported.
+    if version is not None:
+        named = dict(zip(("app", "stage", "version"), version, strict=True))
+    # OpenTelemetry is imported only if tracing is configured.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None and (context := trace.get_current_span().get_span_context()).is_valid:
         named |= {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}

@@ -1,1 +1,1 @@
-"""Beside a stage's batches: merges of SSTs, fetches of those needed soon, waiting for merges, and what it all costs."""
+"""Background work of a stage: SST merges, prefetching, write stalls, and metering of the store."""

@@ -1,8 +1,8 @@
-"""What committed batches read, appended to the app's input archive, in a thread beside the batches.
+"""Background thread that appends the records read by committed batches to the app's input archive.
 
-Readers have left it in a spool on this machine; what is not there (tasks on other machines, a crash) is read from Kafka
-again. Nothing waits for it: the manifests say what was read, and the archive's index what it has of that, so the next
-run makes up for what this one did not come to, as long as Kafka has it.
+Readers leave records in a spool on this machine; missing ones (tasks on other machines, a crash) are read from Kafka
+again. No batch waits: manifests have the offsets read, and the archive's index the offsets archived, so the next run
+archives the difference, as long as Kafka has it.
 """
 
 import logging
@@ -36,30 +36,30 @@ from .prefetcher import lower_priority
 _log = logging.getLogger("slackwater")
 
 _EVERY_S = 5.0
-"""From one object to the next, while little is read."""
+"""Interval between objects at a low input rate."""
 _MANY = 200_000
-"""Offsets for which it does not wait so long."""
+"""Number of offsets that are archived without waiting for the interval."""
 _RETRY_S = 30.0
 _LOOK_AT_TOPIC_S = 60.0
-"""How often to ask Kafka whether a topic is still the same."""
+"""Interval of checking in Kafka that a topic is unchanged."""
 _SWEEP_EVERY = 200
-"""Indexes that come before those are swept that they replaced."""
+"""Number of new indexes between deletions of replaced ones."""
 _MERGES_WITHIN = 16
-"""Objects of a topic are merged within spans of this part of how long they stay: they go as wholes."""
+"""Objects of a topic are merged within this fraction of their retention, because they expire as a whole."""
 
 
 @dataclass(slots=True)
 class _Topic:
-    """The archive of one topic. Only `pending` is written by other threads, under the lock."""
+    """State of the archive of one topic. Only `pending` is written by other threads, under the lock."""
 
     name: str
     keep_ms: int
     first: dict[str, Input] = field(default_factory=dict)
-    """By stage, where it stood when it was seen first."""
+    """Input position of each stage when first seen."""
     pending: Extents = ()
-    """What was read since, and is not known to be in the archive."""
+    """Ranges read since, and not yet known to be archived."""
     read_ms: int = 0
-    """When the newest version that read of it was committed."""
+    """Commit time of the newest version that read the topic."""
     head: ArchiveIndex | None = None
     looked_s: float = float("-inf")
     retry_s: float = 0.0
@@ -68,11 +68,11 @@ class _Topic:
 
 
 class Archiver(Listener):
-    """Archives what the stages of one runner read. `move` may be called by any thread; the rest is one thread's.
+    """Archives the input of one runner's stages. `move` may be called from any thread, the other methods from one.
 
     Args:
-        keep_ms: For how long what is read of a topic is to stay; None for topics that are not archived.
-        spool: Where readers leave what they have fetched; None where they run on other machines.
+        keep_ms: Returns the retention of a topic's archive; None for topics that are not archived.
+        spool: Spool in which readers leave records; None if they run on other machines.
     """
 
     def __init__(
@@ -85,30 +85,33 @@ class Archiver(Listener):
         spool: InputSpool | None,
         by: str,
         patience_s: float,
-        told: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None,
+        report: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None,
     ) -> None:
         self._store, self._app, self._kafka, self._keep_ms = store, app, kafka, keep_ms
-        self._spool, self._by, self._patience_s, self._told = spool, by, patience_s, told
+        self._spool, self._by, self._patience_s, self._told = spool, by, patience_s, report
         self._heads: dict[str, Manifest] = {}
         self._topics: dict[str, _Topic] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """Note the newest committed version of a stage: what it read since the one before it is to be archived."""
+        """Note a stage's newest committed version: records read since the previous version are to be archived."""
         with self._lock:
-            before = self._heads.get(head.stage)
+            previous = self._heads.get(head.stage)
             self._heads[head.stage] = head
-            for name, at in head.inputs.items():
-                keep_ms = self._keep_ms(at.topic)
+            for name, source in head.inputs.items():
+                keep_ms = self._keep_ms(source.topic)
                 if keep_ms is None:
                     continue
-                topic = self._topics.setdefault(at.topic, _Topic(at.topic, keep_ms))
-                known = before.inputs.get(name) if before is not None else None
-                if known is None or known.topic != at.topic:
-                    topic.first[head.stage] = at
+                topic = self._topics.setdefault(source.topic, _Topic(source.topic, keep_ms))
+                last_input = previous.inputs.get(name) if previous is not None else None
+                if last_input is None or last_input.topic != source.topic:
+                    topic.first[head.stage] = source
                 elif head.traits.reads_records:
-                    read = (Extent(one.partition, one.first, one.last) for one in ranges(known.offsets, at.offsets))
+                    read = (
+                        Extent(window.partition, window.first, window.last)
+                        for window in ranges(last_input.offsets, source.offsets)
+                    )
                     topic.pending = union(topic.pending, read)
                     topic.read_ms = max(topic.read_ms, head.time_ms)
                     if count(topic.pending) >= _MANY:
@@ -116,7 +119,7 @@ class Archiver(Listener):
 
     @contextmanager
     def at_work(self, drain_s: Callable[[], float]) -> Iterator[None]:
-        """Inside, it archives on a thread of its own; at the end it has so many seconds for what is left."""
+        """Run the archiver in a thread during the block; at the end, `drain_s()` is the time limit for the rest."""
         over = threading.Event()
         thread = threading.Thread(target=self._work, args=(over,), name="archiver", daemon=True)
         thread.start()
@@ -140,22 +143,22 @@ class Archiver(Listener):
 
     @property
     def states(self) -> tuple[ArchiveState, ...]:
-        """How far the archives are."""
+        """Progress of the archives."""
         with self._lock:
             return tuple(
                 ArchiveState(
                     self._app,
-                    each.name,
-                    count(each.pending),
-                    len(each.head.objects) if each.head is not None else 0,
-                    each.head.bytes if each.head is not None else 0,
-                    each.error,
+                    topic.name,
+                    count(topic.pending),
+                    len(topic.head.objects) if topic.head is not None else 0,
+                    topic.head.bytes if topic.head is not None else 0,
+                    topic.error,
                 )
-                for each in self._topics.values()
+                for topic in self._topics.values()
             )
 
     def round(self, over: threading.Event | None = None, *, merging: bool = True) -> None:
-        """Archive what was read so far, and merge what is to be merged. Whatever fails is tried again later."""
+        """Archive pending records, and merge objects. Failures are retried later."""
         with self._lock:
             topics = tuple(self._topics.values())
         for topic in topics:
@@ -167,16 +170,22 @@ class Archiver(Listener):
                     self._merge(topic, over or threading.Event())
                 topic.error = ""
             except SlackwaterError as error:
-                self._failed(topic, error.message, known=isinstance(error, Unavailable | CommitConflict))
+                self._failed(topic, error.message, expected=isinstance(error, Unavailable | CommitConflict))
             except Exception as error:
                 _log.debug("archiving %s of %s", topic.name, self._app, exc_info=True)
-                self._failed(topic, f"{type(error).__name__}: {error}", known=False)
+                self._failed(topic, f"{type(error).__name__}: {error}", expected=False)
 
-    def _failed(self, topic: _Topic, why: str, *, known: bool) -> None:
+    def _failed(self, topic: _Topic, why: str, *, expected: bool) -> None:
         topic.retry_s, topic.looked_s = time.monotonic() + _RETRY_S, float("-inf")
         if topic.error != why:
-            say = _log.info if known else _log.warning
-            say("the input archive of %s waits: %s of %s: %s", self._app, count(topic.pending), topic.name, why)
+            log = _log.info if expected else _log.warning
+            log(
+                "the input archive of %s is delayed: %s offsets of %s to archive: %s",
+                self._app,
+                count(topic.pending),
+                topic.name,
+                why,
+            )
         topic.error = why
 
     def _archive(self, topic: _Topic) -> None:
@@ -185,60 +194,60 @@ class Archiver(Listener):
             self._open(topic)
             topic.looked_s = now_s
         assert topic.head is not None  # noqa: S101  it was opened
-        while wanted := self._wanted(topic):
-            topic.head = self._append(topic, topic.head, wanted)
-            if self._wanted(topic) == wanted:
+        while pending := self._unarchived(topic):
+            topic.head = self._append(topic, topic.head, pending)
+            if self._unarchived(topic) == pending:
                 break
 
     def _open(self, topic: _Topic) -> None:
-        """Find the archive of the topic as Kafka has it now, or begin one where the stages stand."""
+        """Find the archive of the topic as it is in Kafka now, or create one at the stages' positions."""
         with self._lock:
-            stands = list(topic.first.values())
-        read_app(self._store, self._app)  # one that was removed shall not be there again
-        # Of the topic that the stages read: Kafka's may be another one meanwhile.
-        read = (at.topic_id for at in stands if is_known(at.topic_id))
-        topic_id, known = next(read, "") or self._kafka.topic_id(topic.name), topic.head
-        life = known.life if known is not None else index.topics(self._store, self._app).get(topic.name, 1)
-        head = index.newest(self._store, self._app, topic.name, life, known=known)
+            inputs = list(topic.first.values())
+        read_app(self._store, self._app)  # raises for a removed app, which must not be recreated
+        # The id of the topic that the stages read: Kafka may have another topic of that name by now.
+        read = (source.topic_id for source in inputs if is_known(source.topic_id))
+        topic_id, previous = next(read, "") or self._kafka.topic_id(topic.name), topic.head
+        incarnation = previous.life if previous is not None else index.topics(self._store, self._app).get(topic.name, 1)
+        head = index.newest(self._store, self._app, topic.name, incarnation, previous=previous)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
-                "topic %s was deleted and made anew: what is read of it goes to another input archive of %s; the old "
-                "one stays",
+                "topic %s was deleted and made again: its records go to a new input archive of %s; the old archive is "
+                "kept",
                 topic.name,
                 self._app,
             )
-            life, head = life + 1, None
-        begins = tuple(map(min, zip(*(at.offsets for at in stands), strict=False))) if stands else ()
-        empty = index.empty(self._app, topic.name, life, topic_id)
-        begun = index.begun(begins)
-        topic.head = head or index.change(self._store, empty, begun, by=self._by, now_ms=instants.now_ms())
-        # What was read by whoever ran before, and did not get here.
-        owed = topic.head.owes(read for at in stands for read in stretches(None, at, former=False))
+            incarnation, head = incarnation + 1, None
+        begins = tuple(map(min, zip(*(source.offsets for source in inputs), strict=False))) if inputs else ()
+        empty = index.empty(self._app, topic.name, incarnation, topic_id)
+        initial = index.begun(begins)
+        topic.head = head or index.change(self._store, empty, initial, by=self._by, now_ms=instants.now_ms())
+        # Ranges read by earlier runs and not archived.
+        missing = topic.head.owes(read for source in inputs for read in stretches(None, source, former=False))
         with self._lock:
-            topic.pending = union(topic.pending, owed)
+            topic.pending = union(topic.pending, missing)
             topic.first.clear()
 
-    def _wanted(self, topic: _Topic) -> Extents:
+    def _unarchived(self, topic: _Topic) -> Extents:
         assert topic.head is not None  # noqa: S101  it was opened
         with self._lock:
             topic.pending = minus(topic.pending, topic.head.covered)
             return topic.pending
 
-    def _append(self, topic: _Topic, head: ArchiveIndex, wanted: Extents) -> ArchiveIndex:
-        """Append one object of what is wanted, or as much of it as an object shall have."""
+    def _append(self, topic: _Topic, head: ArchiveIndex, pending: Extents) -> ArchiveIndex:
+        """Append one object with pending records, up to the target size of an object."""
         spooled = self._spool.look(topic.name) if self._spool is not None else []
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()
-        for part, source in _sources(wanted, spooled):
+        for part, source in _sources(pending, spooled):
             lost: list[Gone] = []
             for records in self._records(head, part, source, lost):
                 writer.append(records)
-            there = minus((part,), self._lost(topic.name, part)) if lost else (part,)
-            gone += minus((part,), there)
-            read += there
+            available = minus((part,), self._lost(topic.name, part)) if lost else (part,)
+            gone += minus((part,), available)
+            read += available
             if writer.num_bytes >= merge.TARGET_BYTES // 2:
                 break
         if read:
-            made = append(
+            index_after = append(
                 self._store,
                 head,
                 writer,
@@ -248,15 +257,15 @@ class Archiver(Listener):
                 now_ms=instants.now_ms(),
             )
         else:
-            made = head
-        for each in gone:
-            _log.info("%s%s of %s is gone from Kafka, and not in its input archive", topic.name, each, self._app)
+            index_after = head
+        for extent in gone:
+            _log.info("%s%s of %s is gone from Kafka, and not in its input archive", topic.name, extent, self._app)
         with self._lock:
             topic.pending = minus(topic.pending, gone)
         for file in spooled:
-            if not minus((file.extent,), made.covered):
+            if not minus((file.extent,), index_after.covered):
                 file.path.unlink(missing_ok=True)
-        return made
+        return index_after
 
     def _records(
         self, head: ArchiveIndex, part: Extent, source: Spooled | None, lost: list[Gone]
@@ -265,7 +274,7 @@ class Archiver(Listener):
             try:
                 yield from source.records(part)
             except OSError:
-                source.path.unlink(missing_ok=True)  # the next time from Kafka
+                source.path.unlink(missing_ok=True)  # so that the retry reads from Kafka
                 raise
             return
         where, topic_id = (head.topic, part.partition, part.first, part.end), head.topic_id
@@ -273,7 +282,7 @@ class Archiver(Listener):
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def _lost(self, topic: str, part: Extent) -> Extents:
-        """What Kafka has lost of a range."""
+        """Return the part of a range that Kafka has lost."""
         first = self._kafka.offsets(topic)[0][part.partition]
         return common((part,), (Extent(part.partition, 0, first),)) if first else ()
 
@@ -288,14 +297,14 @@ class Archiver(Listener):
                 self._store.delete(info.key)
 
 
-def _sources(wanted: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:
-    """What is wanted, in order, each part with the file that has it; None for Kafka."""
+def _sources(pending: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:
+    """Yield the pending parts in order, each with the spooled file that has it; None for Kafka."""
     parts: list[tuple[Extent, Spooled | None]] = []
     for file in spooled:
-        found = common(wanted, (file.extent,))
-        parts += [(part, file) for part in found]
-        wanted = minus(wanted, found)
-    for part in wanted:
+        in_file = common(pending, (file.extent,))
+        parts += [(part, file) for part in in_file]
+        pending = minus(pending, in_file)
+    for part in pending:
         steps = range(part.first, part.end, _MANY)
         parts += [(Extent(part.partition, first, min(first + _MANY, part.end)), None) for first in steps]
-    return iter(sorted(parts, key=lambda each: each[0]))
+    return iter(sorted(parts, key=lambda pair: pair[0]))

@@ -1,8 +1,8 @@
-"""What one stage takes of the store, counted in all processes of a runner, until a version tells of it.
+"""Metering of a stage's store requests in all processes of a runner, reported with its versions.
 
-The driver counts in the stores that it uses for the stage; its sources' planners, processes of their own, in files of a
-folder; tasks report theirs with their results. What failed attempts took is in the report of the next task of the same
-worker, if there is one. The first stage that a runner runs is charged with what it asks for the whole app.
+The driver counts in the stores that it uses for the stage; the planners of its sources, which are separate processes,
+in files of a folder; tasks report with their results. Requests of failed attempts are in the report of the next task of
+the same worker, if any. Requests for the whole app are charged to the first stage of a runner.
 """
 
 import time
@@ -14,9 +14,10 @@ from ...store.objects.stats import Stats
 
 
 class StageMeter:
-    """Adds up what one stage takes. Taken by one thread at a time; what it reads may be counted by any.
+    """Adds up the requests of one stage. Used by one thread at a time; its counters are updated by any.
 
-    `folder` is where the planners' processes count, a file each; `stores` are what the driver uses for the stage.
+    `folder` has the counts of the planners' processes, a file each; `stores` are those that the driver uses for the
+    stage.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,15 +25,15 @@ class StageMeter:
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
 
     def put(self, seconds: float) -> None:
-        """Note how long the put of a manifest took; the next version tells."""
+        """Note the duration of a manifest's put; the next version reports it."""
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """What came since the last time, but for what tasks report."""
+        """Return the counts since the last call, without those that tasks report."""
         now, planned = self._clock(), shared_stats(self.folder)
-        taken = sum(
+        total = sum(
             (*(store.take() for store in self._stores), planned - self._planned),
             self._puts + Stats(ms=round((now - self._since) * 1000)),
         )
         self._since, self._planned, self._puts = now, planned, Stats()
-        return taken
+        return total

@@ -1,8 +1,8 @@
-"""SSTs fetched beside a running stage, so that its look-ups find them on the machine of its tasks.
+"""Background prefetching of SSTs to the machine of a stage's tasks, for look-ups.
 
-After a restart on another machine the first batch starts at once and reads byte ranges of the SSTs that it needs. These
-are fetched whole meanwhile, and the batches after it find them here. The same for what a compaction in another process
-put in the place of SSTs that were here.
+After a restart on another machine, the first batch starts at once and reads byte ranges of the SSTs that it needs.
+Meanwhile these SSTs are fetched whole, for the next batches. Outputs of a compaction in another process are fetched
+too, if they replace SSTs that are in the cache.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ from ..spark.task_placement import Homes
 _log = logging.getLogger("slackwater")
 
 _NICE = 10
-"""Below everything that a batch does."""
+"""Priority below everything that a batch does."""
 _FULL = 0.9
-"""Of the cache's bytes; beyond, eviction begins."""
+"""Fraction of the cache that may be filled without eviction."""
 _EXPANSION = 4
-"""An SST takes about so many times its bytes once it is decoded; known better when it is here."""
+"""Approximate ratio of an SST's decoded to its stored bytes, until it is cached."""
 
 
 class Prefetcher:
-    """Fetches for a driver whose tasks run on its own machine.
+    """Prefetches SSTs for a driver whose tasks run on its own machine.
 
-    One SST at a time, in a thread of the lowest priority that is useful: a batch never waits for it.
+    One SST at a time, in a low-priority thread: batches never wait for it.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
@@ -52,18 +52,18 @@ class Prefetcher:
         self._stopping = threading.Event()
 
     def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Fetch what look-ups of the version just committed miss on this machine; returns at once.
+        """Start fetching the SSTs that look-ups of the committed version miss on this machine; returns at once.
 
-        `ranged` are objects of which its tasks read byte ranges.
+        `ranged` are the objects of which its tasks read byte ranges.
         """
-        # Outputs of compactions that took the place of SSTs that are here are fetched, too.
+        # Outputs of compactions are fetched too, if they replace cached SSTs.
         gone, new = set(self._head.ssts) - set(head.ssts), set(head.ssts) - set(self._head.ssts)
         merged = [sst for sst in new if sst.level and not self._cache.has(sst)]
-        here = [sst for sst in gone if self._cache.has(sst)] if merged else []
+        cached = [sst for sst in gone if self._cache.has(sst)] if merged else []
         replaced = {
             sst.object
             for sst in merged
-            if any(old.hash_min <= sst.hash_max and old.hash_max >= sst.hash_min for old in here)
+            if any(old.hash_min <= sst.hash_max and old.hash_max >= sst.hash_min for old in cached)
         }
         self._missing = (self._missing | set(ranged) | replaced) & {sst.object for sst in head.ssts}
         self._head = head
@@ -72,53 +72,53 @@ class Prefetcher:
             self._running = self._executor.submit(self._run, head, frozenset(self._missing))
 
     def close(self) -> None:
-        """Wait for the SST under way; fetch no more."""
+        """Wait for the current SST, and fetch no more."""
         self._stopping.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, head: Manifest, wanted: frozenset[str]) -> None:
-        """Fetch those that are not here, newest first, as many as the cache can hold beside the others of the head."""
+    def _run(self, head: Manifest, missing: frozenset[str]) -> None:
+        """Fetch missing SSTs, newest first, as far as they fit into the cache with the others of the head."""
         assert head.table is not None  # noqa: S101  only a stage with a table has a prefetcher
         sizes = {sst: self._cache.size_of(sst) for sst in head.ssts}
-        held = sum(sizes.values())
+        total_bytes = sum(sizes.values())
         for sst in sorted(sizes, key=lambda sst: -sst.seq_max):
-            if sst.object not in wanted or sizes[sst]:
+            if sst.object not in missing or sizes[sst]:
                 continue
-            held += sst.bytes * _EXPANSION
-            if held > self._cache.max_bytes * _FULL or self._stopping.is_set():
+            total_bytes += sst.bytes * _EXPANSION
+            if total_bytes > self._cache.max_bytes * _FULL or self._stopping.is_set():
                 return
             try:
                 self._cache.prefetch(self._store, sst, head.table)
             except SlackwaterError as error:
-                # Whoever needs it gets the error.
+                # Look-ups that need the SST will raise the error.
                 _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
                 return
 
 
 def lower_priority() -> None:
-    """Have the thread that calls this give way to all that a batch does."""
-    # On Linux each thread has a priority of its own.
+    """Lower the priority of the calling thread below all work of batches."""
+    # On Linux, each thread has its own priority.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Brings what the driver has merged to its state partitions' homes on other machines, by a small Spark job."""
+    """Sends outputs of merges to the machines of their state partitions, by a small Spark job."""
 
     homes: Homes
     places: Places
     access: Callable[[], S3Access | None]
-    """How workers get to the store, asked before each delivery."""
+    """Returns the workers' store credentials; called before each delivery."""
 
     def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Have these SSTs at home; returns when they are. Where that fails, batches fetch what they need."""
-        places = dataclasses.replace(self.places, s3=self.access())
+        """Send the SSTs, and return when they have arrived. If that fails, batches fetch what they need."""
+        local_places = dataclasses.replace(self.places, s3=self.access())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            """What a task does at the homes of its partitions, whose numbers it gets."""
+            """Fetch the SSTs of the given state partitions into the machine's cache. Runs in a task."""
             configure_worker()
-            _, store, cache = places.open()
+            _, store, cache = local_places.open()
             for batch in batches:
                 for partition in batch.column(0).to_pylist():
                     for sst in sorted_runs.touching(ssts, partition, table.partitions):
@@ -128,4 +128,4 @@ class Delivery:
         try:
             self.homes.visit(fetch)
         except (Py4JError, PySparkException) as error:
-            _log.debug("SSTs of %s/%s were not delivered: %s", places.app, places.stage, error)
+            _log.debug("SSTs of %s/%s were not delivered: %s", local_places.app, local_places.stage, error)

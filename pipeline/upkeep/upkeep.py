@@ -1,7 +1,7 @@
-"""All that goes on beside the batches of one stage with a table: merges off the critical path, fetches, write stalls.
+"""Background work of a stage with a table: merges, prefetching, write stalls.
 
-A few merges at a time for each stage, in threads of the driver (Arrow works without Python's lock). A result waits
-until the next version names it instead of its inputs; a result that no version ever names is an orphan.
+A few merges at a time for each stage, in threads of the driver (Arrow releases Python's lock). A result waits until the
+next version names it instead of its inputs; a result that no version names is an orphan.
 """
 
 import logging
@@ -25,14 +25,14 @@ _log = logging.getLogger("slackwater")
 
 
 class Upkeep:
-    """Merges a table's SSTs, fetches what batches will need, and holds batches back when merges fall behind.
+    """Merges a table's SSTs, prefetches SSTs, and delays batches when merges fall behind.
 
     Args:
-        threads: So many merge at once; 0 when another process merges.
-        deliver: Brings the results of a merge to other machines, before any batch looks into them; raises nothing.
-        prefetch: Whether to fetch, for tasks that run on this machine.
-        triggers: From how many SSTs of level 0 on batches wait.
-        tip: Gives the newest acknowledged version, at any time; None where no batch waits.
+        threads: Number of concurrent merges; 0 if another process merges.
+        deliver: Sends the results of a merge to other machines, before a batch reads them; never raises.
+        prefetch: True to prefetch, for tasks on this machine.
+        triggers: Numbers of level 0 SSTs at which batches wait.
+        tip: Returns the newest acknowledged version; None if no batch waits.
     """
 
     def __init__(
@@ -56,34 +56,33 @@ class Upkeep:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._wanted: list[Compaction] = []
-        """What the head calls for and nobody has begun, most urgent first."""
+        """Merges that the newest version needs and that have not started, most urgent first."""
         self._busy: set[Compaction] = set()
-        """Begun, and not committed yet."""
+        """Merges started and not yet committed."""
         self.finished: tuple[Done, ...] = ()
-        """The merges whose results no version names yet (`plan.apply` puts them into one)."""
+        """Merges whose results no version names yet (`plan.apply` adds them to a version)."""
         self._threads, self._working = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
     def consider(
         self, head: Manifest, merges: Collection[Done] = (), missed: Iterable[str] | None = None
     ) -> tuple[Compaction, ...]:
-        """Start the merges that a version calls for that is about to be committed, and say which these are.
+        """Start the merges that a version about to be committed needs, and return them.
 
-        What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
-        that is under way, or waits to be committed, waits too. `merges` are those of `finished` that were to be in the
-        version: they are, or did not fit. The others wait for the next. Of the objects in `missed`, the version's batch
-        read byte ranges: they are fetched; None where there was no batch.
+        Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
+        waits. `merges` are the `finished` ones offered to the version: included, or dropped because they did not fit.
+        `missed` are the objects of which the version's batch read byte ranges, to prefetch; None without a batch.
         """
         due = pick_for(head)
         if head.forgotten != self._head.forgotten:
-            # What was rewritten held keys that are to be nowhere any more.
+            # Rewritten SSTs held forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
         with self._lock:
-            self._busy.difference_update(one.compaction for one in merges)
-            self.finished = tuple(one for one in self.finished if one not in merges)
+            self._busy.difference_update(merge.compaction for merge in merges)
+            self.finished = tuple(done for done in self.finished if done not in merges)
             self._head = head
-            # Look-ups wait for what batches wrote last to be merged, and for that, upper levels to have room.
-            self._wanted = sorted(due, key=lambda one: one.output_level)
+            # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
+            self._wanted = sorted(due, key=lambda compaction: compaction.output_level)
             if self._executor is not None:
                 for _ in range(min(len(due), self._threads - self._working)):
                     self._working += 1
@@ -93,7 +92,7 @@ class Upkeep:
         return due
 
     def close(self) -> None:
-        """Stop merges and fetches under way, and drop those not begun."""
+        """Stop running merges and fetches, and drop unstarted ones."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._closing.set()
@@ -102,7 +101,7 @@ class Upkeep:
 
     @property
     def doing(self) -> Compacting:
-        """What it is at."""
+        """State of the merges."""
         with self._lock:
             if len(self._busy) > len(self.finished):
                 return "under way"
@@ -118,11 +117,11 @@ class Upkeep:
             self.consider(self._tip())
 
     def _work(self) -> None:
-        """Carry out one compaction after the other, until none is left to begin."""
+        """Carry out compactions until no unstarted one is left."""
         while True:
             with self._lock:
-                taken = {sst for one in self._busy for sst in one.inputs}
-                free = [one for one in self._wanted if taken.isdisjoint(one.inputs)]
+                busy_inputs = {sst for compaction in self._busy for sst in compaction.inputs}
+                free = [compaction for compaction in self._wanted if busy_inputs.isdisjoint(compaction.inputs)]
                 if not free or self._closing.is_set():
                     self._working -= 1
                     return
@@ -131,26 +130,26 @@ class Upkeep:
                 head = self._head
             self._run(head, free[0])
 
-    def _run(self, head: Manifest, one: Compaction) -> None:
+    def _run(self, head: Manifest, compaction: Compaction) -> None:
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
         stop = self._closing.is_set
-        made = None
+        done = None
         try:
-            made = merge.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
+            done = merge.run(self._store, self._cache, head.app, head.stage, head.table, compaction, stop=stop)
             if self._deliver is not None:
-                self._deliver(made.outputs, head.table)
+                self._deliver(done.outputs, head.table)
         except merge.Stopped:
             pass
         except SlackwaterError as error:
-            # The runs stay as they are and are picked again: slower, never wrong.
+            # The runs stay and are picked again later: look-ups are slower but correct.
             _log.warning("compaction of %s/%s put off: %s", head.app, head.stage, error)
         except Exception:
-            # A bug of ours, which would else stay in a future that nobody looks at. The next merges begin all the same.
+            # A bug of ours: log it, because nothing reads this future's error. Later merges still start.
             _log.exception("compaction of %s/%s failed", head.app, head.stage)
         finally:
-            # Whatever ended it: what is taken for busy is picked no more, and batches wait for it.
+            # In all cases: a merge left in `_busy` would never be picked again, and batches would wait for it.
             with self._lock:
-                if made is None:
-                    self._busy.discard(one)
+                if done is None:
+                    self._busy.discard(compaction)
                 else:
-                    self.finished += (made,)
+                    self.finished += (done,)

@@ -1,5 +1,5 @@
-"""What takes long over HTTP, or changes something: searches for the commit that made something wrong, snapshots.
+"""HTTP operations that take long or change something: bisect, verify, replay, snapshot.
 
-Each is bounded in time and in how many are under way, and ends when whoever asked has gone. What may not live here: how
-a search goes, or what a snapshot is.
+Each is limited in time and in number, and is cancelled when the client disconnects. The logic of searches and
+snapshots does not belong here.
 """

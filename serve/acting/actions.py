@@ -1,4 +1,4 @@
-"""What a request may have done, a few lines a route: a search, a snapshot; and what whoever asks may."""
+"""Routes of operations that take long or change something, and `/me`."""
 
 import asyncio
 import logging
@@ -24,35 +24,35 @@ from .searching import check_asked
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
-"""How long a snapshot is waited for that was asked for before."""
+"""Seconds to wait for a snapshot that was requested earlier."""
 
 
 @endpoint("/me", verb=None)
-def me(asked: Call) -> object:
-    """What whoever asks may do: verbs, apps and tables, `*` for all, and what is `hidden`; no name on this machine."""
-    grant = asked.grant
+def me(call: Call) -> object:
+    """Return the caller's verbs, apps and tables (`*`: all) and what is `hidden`; `name` is empty without a token."""
+    grant = call.grant
     may = {name: sorted(getattr(grant, name)) for name in ("verbs", "apps", "tables")}
     return {"name": grant.name} | may | {"hidden": grant.hidden}
 
 
 @endpoint("/apps/{app}/bisect", verb="bisect", methods=("POST",), streams=True)
 async def bisect(
-    asked: Call, app: AppName, limit: Limit = 1_000, **wrong: Unpack[SearchOptions]
+    call: Call, app: AppName, limit: Limit = 1_000, **wrong: Unpack[SearchOptions]
 ) -> AsyncIterator[bytes]:
-    """Server-sent events: `probe` for each moment that is looked at, then `found`, the first bad commit, or `error`.
+    """Server-sent events: `probe` for each evaluated moment, then `found` with the first bad commit, or `error`.
 
-    What is found is the document of `slackwater bisect --json`, with at most `limit` rows and keys. Whoever goes away
-    ends the search.
+    `found` is the document of `slackwater bisect --json`, with at most `limit` rows and keys. A disconnect of the
+    client cancels the search.
     """
     check_asked(wrong)
-    of = await asked.whole_app(app, "a search through the commits of an app")
-    asked.service.check_not_busy()
-    return _events(asked, of, wrong, limit)
+    stored_app = await call.whole_app(app, "a bisect")
+    call.service.check_not_busy()
+    return _events(call, stored_app, wrong, limit)
 
 
-async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) -> AsyncIterator[bytes]:
-    service, steps = asked.service, asyncio.Queue[Evaluation | None]()
-    searching = asyncio.create_task(find(asked, of, wrong, steps.put_nowait))
+async def _events(call: Call, stored_app: StoredApp, wrong: SearchOptions, limit: int) -> AsyncIterator[bytes]:
+    service, steps = call.service, asyncio.Queue[Evaluation | None]()
+    searching = asyncio.create_task(find(call, stored_app, wrong, steps.put_nowait))
     searching.add_done_callback(lambda _done: steps.put_nowait(None))
     try:
         while (step := await steps.get()) is not None:
@@ -67,31 +67,34 @@ async def _events(asked: Call, of: StoredApp, wrong: SearchOptions, limit: int) 
 
 
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
-async def verify(asked: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
-    """Whether a moment is consistent, complete and undamaged, as far as what is stored proves it."""
-    of = await asked.whole_app(app, "a proof")
-    return verification(await prove(asked, of, ref, options, stage))
+async def verify(call: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
+    """Verify that a moment is consistent, complete and undamaged, from the objects in the store."""
+    stored_app = await call.whole_app(app, "a verification")
+    return verification(await prove(call, stored_app, ref, options, stage))
 
 
 @endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)
 async def replay(
-    asked: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
+    call: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
 ) -> object:
-    """A batch, run again with the program that the server has, beside what was committed: `limit` keys that differ."""
-    of = await asked.whole_app(app, "a replay")
-    found, notes = await run_again(
-        asked, of, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
+    """Replay a batch with the server's copy of the program and compare; returns at most `limit` keys that differ."""
+    stored_app = await call.whole_app(app, "a replay")
+    comparison, notes = await run_again(
+        call, stored_app, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
     )
-    some = [replace(each, missing=each.missing[:limit], added=each.added[:limit]) for each in found.channels]
-    keys = found.different.head(limit) if found.different is not None else None
-    document: Any = replayed(replace(found, keys=keys, channels=tuple(some)), None, None).data
-    return {**document, "same": found.same, "notes": notes}
+    channels = [
+        replace(channel, missing=channel.missing[:limit], added=channel.added[:limit])
+        for channel in comparison.channels
+    ]
+    keys = comparison.different.head(limit) if comparison.different is not None else None
+    document: Any = replayed(replace(comparison, keys=keys, channels=tuple(channels)), None, None).data
+    return {**document, "same": comparison.same, "notes": notes}
 
 
 @endpoint("/apps/{app}/snapshots", verb="snapshot", methods=("POST",))
-def snapshot(asked: Call, app: AppName, name: SnapshotName = "", message: Message = "") -> Result:
-    """Ask a running app for a snapshot; of one that does not run its next runner takes it."""
-    asked.grant.check_all_tables("a snapshot")
+def snapshot(call: Call, app: AppName, name: SnapshotName = "", message: Message = "") -> Result:
+    """Request a snapshot of an app. If the app is not running, its next runner takes the snapshot."""
+    call.grant.check_all_tables("a snapshot")
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with because(message):
-        return asked.app(app).take(name, instant=False, timeout_s=_TAKEN_S, wait=False, on_look=lambda _look: None)
+        return call.app(app).take(name, instant=False, timeout_s=_TAKEN_S, wait=False, on_look=lambda _look: None)

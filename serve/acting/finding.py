@@ -1,4 +1,4 @@
-"""What takes long, on behalf of a request: a search down to the record, a proof, a batch that is run again."""
+"""Long operations on behalf of a request: a bisect down to the record, a verification, a replay of a batch."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,98 +24,102 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchFound:
-    """What a search came to."""
+    """Result of a bisect."""
 
     verdict: Verdict
-    behind: Behind
-    """What is behind it; as far as the store tells, where the server has no program of the app."""
+    findings: Behind
+    """The cause; without the app's program on the server, as far as the store's data shows it."""
     notes: tuple[str, ...]
 
 
-async def find(asked: Call, of: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> SearchFound:
-    """Search, and replay the commit where the server has the program. Ends when it is cancelled.
+async def find(
+    call: Call, stored_app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]
+) -> SearchFound:
+    """Bisect, then replay the first bad commit if the server has the program. Stops when cancelled.
 
     Raises `TooOften` and `TooMuch`, and as `check_asked` and `Searcher.search`.
     """
     check_asked(wrong)
-    service, loop = asked.service, asyncio.get_running_loop()
-    searcher = Searcher(service.statements, asked.bounds(of.name), service.options.sql_rows, asked.grant.name)
+    service, loop = call.service, asyncio.get_running_loop()
+    searcher = Searcher(service.statements, call.bounds(stored_app.name), service.options.sql_rows, call.grant.name)
 
-    def told(step: Evaluation) -> None:
+    def forward(step: Evaluation) -> None:
         loop.call_soon_threadsafe(on_step, step)
 
-    async def searched() -> SearchFound:
-        with service.taking_long():  # until the thread has ended, whoever waits for it
-            verdict = await service.in_thread(lambda: searcher.search(of, wrong, told))
-            behind, notes = await searcher.wait_for(cause_of(service, verdict, of.called))
-            return SearchFound(verdict, behind, notes)
+    async def search() -> SearchFound:
+        with service.taking_long():  # count the search until its thread ends, even after a timeout
+            verdict = await service.in_thread(lambda: searcher.search(stored_app, wrong, forward))
+            cause, notes = await searcher.wait_for(cause_of(service, verdict, stored_app.called))
+            return SearchFound(verdict, cause, notes)
 
-    searching = asyncio.create_task(searched())
-    searching.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody's, perhaps
+    task = asyncio.create_task(search())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # after a timeout nobody awaits the task
     try:
         async with asyncio.timeout(service.options.long_s):
-            return await asyncio.shield(searching)
+            return await asyncio.shield(task)
     except TimeoutError:
-        took = f"the search took more than {service.options.long_s:g} s"
-        raise TooMuch(took, hint="narrow it with good and bad") from None
+        message = f"the search took more than {service.options.long_s:g} s"
+        raise TooMuch(message, hint="narrow the range with good and bad") from None
     finally:
         searcher.stop()
 
 
 async def prove(
-    asked: Call,
-    of: StoredApp,
+    call: Call,
+    stored_app: StoredApp,
     ref: str,
     options: VerifyOptions,
     stage: str = "",
     *,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """What verifying a moment, or one of a stage, finds. Ends when it is cancelled.
+    """Return the report of verifying a moment of an app or a stage. Stops when cancelled.
 
     Raises `TooOften`, and as `Moment.verify`.
     """
     stopped = Event()
 
-    def told(line: str) -> None:
+    def forward(line: str) -> None:
         if stopped.is_set():
             raise SearchStopped
         on_progress(line)
 
-    whole = f"{of.name}/{stage}@{ref}" if stage else f"{of.name}@{ref}"
+    whole_ref = f"{stored_app.name}/{stage}@{ref}" if stage else f"{stored_app.name}@{ref}"
     try:
-        with asked.service.taking_long():
-            return await asked.service.in_thread(lambda: of.verify(whole, on_progress=told, **options))
+        with call.service.taking_long():
+            return await call.service.in_thread(lambda: stored_app.verify(whole_ref, on_progress=forward, **options))
     finally:
         stopped.set()
 
 
 async def run_again(
-    asked: Call, of: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
+    call: Call, stored_app: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
 ) -> "tuple[Comparison, tuple[str, ...]]":
-    """A batch, run again, or only one key of it, and notes. Raises as `replayed`."""
+    """Replay a batch, or only one key of it, and return the comparison and notes.
 
-    def understood() -> tuple[object, ...]:
-        declared = of.at(f"v{version}", stage=stage).cut.stages[stage].table
+    Raises `Refused` without the app's program, `TooOften` if too many long operations are running, and `TooMuch`.
+    """
+
+    def parse_key() -> tuple[object, ...]:
+        declared = stored_app.at(f"v{version}", stage=stage).cut.stages[stage].table
         return key_of(declared) if declared is not None else ()
 
-    with asked.service.taking_long():
-        only = await asked.service.in_thread(understood)
-        return await replayed(asked.service, of.called, f"{of.name}/{stage}@v{version}", only)
+    with call.service.taking_long():
+        key = await call.service.in_thread(parse_key)
+        return await replayed(call.service, stored_app.called, f"{stored_app.name}/{stage}@v{version}", key)
 
 
 def probe(step: Evaluation) -> dict[str, Any]:
-    """A moment that was looked at."""
     about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
     return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
 
 
-def limited(found: SearchFound, limit: int) -> dict[str, Any]:
-    """The document of what was found, with so many rows and keys at most; `cut_off` says whether there are more."""
-    verdict = found.verdict
+def limited(result: SearchFound, limit: int) -> dict[str, Any]:
+    """Return the document of a result with at most `limit` rows and keys; `cut_off` is true if there are more."""
+    verdict = result.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
-    less = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(less, found.behind, None, "", "").data
+    limited_verdict = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
+    data: Any = shown.verdict(limited_verdict, result.findings, None, "", "").data
     data["cause"]["records"] = data["cause"]["records"][:limit]
     is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
-    return {**data, "notes": found.notes, "cut_off": is_cut}
+    return {**data, "notes": result.notes, "cut_off": is_cut}

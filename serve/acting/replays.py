@@ -1,6 +1,6 @@
-"""Batches that are run again with the programs that a server was started with, in a process of their own, with Spark.
+"""Replays of batches with the programs that the server was started with, each in a new process with Spark.
 
-Nothing stays of it: the process ends with each replay, and is killed where that takes too long or nobody waits for it.
+The process ends after one replay, and is killed when that exceeds its time limit or is cancelled.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchAsked:
-    """A batch that is to be run again."""
+    """A batch to replay."""
 
     ref: str
-    """`APP/STAGE@VERSION`, of the app's folder."""
+    """`APP/STAGE@VERSION`, with the name of the app's folder."""
     key: tuple[object, ...]
-    """Only this key of the stage's table; empty for all."""
+    """The only key of the stage's table to replay; empty for all."""
     program: Path
 
 
 async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
-    """What is behind a verdict, and notes; without a program of the app, as far as the store tells. Raises as `run`."""
+    """Return a verdict's cause, and notes; without the app's program, by the store's data alone.
+
+    Raises `TooOften` and `TooMuch`.
+    """
     program = service.options.programs.get(called)
     if program is None or verdict.candidates:
         return await service.in_thread(lambda: (cause_behind(service.client, verdict, None), ()))
@@ -43,32 +46,35 @@ async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Beh
 async def replayed(
     service: Service, called: str, ref: str, key: tuple[object, ...]
 ) -> tuple["Comparison", tuple[str, ...]]:
-    """A batch, run again and compared with what was committed. Raises `Refused` without a program, and as `run`."""
+    """Replay a batch and compare it with the committed one.
+
+    Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
+    """
     program = service.options.programs.get(called)
     if program is None:
         raise Refused(
-            f"the server was started without the program of {called}, so nothing of it is replayed",
-            hint=f"whoever runs it can start it with --code {called}=FILE; bisect, history and diff need none",
+            f"cannot replay {called}: the server was started without its program",
+            hint=f"start the server with --code {called}=FILE; bisect, history and diff work without",
         )
     return await service.replays.run(_replay, BatchAsked(ref, key, program), service.options.long_s)
 
 
-def _cause(asked: tuple[Verdict, Path]) -> tuple[Behind, tuple[str, ...]]:
-    verdict, program = asked
+def _cause(verdict_and_program: tuple[Verdict, Path]) -> tuple[Behind, tuple[str, ...]]:
+    verdict, program = verdict_and_program
     return _noted(lambda: cause_behind(here(), verdict, [program]))
 
 
-def _replay(asked: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:
+def _replay(request: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:
     from ...operations.debugging.replay.compare import compare
 
     def compared() -> "Comparison":
-        with batch_of(here(), asked.ref, asked.program, asked.key) as (batch, sent, only):
+        with batch_of(here(), request.ref, request.program, request.key) as (batch, sent, only):
             return compare(batch, sent, only)
 
     return _noted(compared)
 
 
-def _noted(done: Callable[[], T]) -> tuple[T, tuple[str, ...]]:
+def _noted(action: Callable[[], T]) -> tuple[T, tuple[str, ...]]:
     notes: list[str] = []
     here().note = notes.append
-    return done(), tuple(notes)
+    return action(), tuple(notes)

@@ -1,8 +1,8 @@
-"""A search for the commit that made something wrong, of which each evaluation runs in a process for SQL from elsewhere.
+"""A bisect whose evaluations run in separate processes, because their SQL comes from untrusted clients.
 
-The search itself is the library's, in a thread: it reads manifests, and asks a predicate at moments. What was asked is
-SQL of somebody who is not to be trusted, so each evaluation is a statement like any other (`serve.sql`): bounded in
-time, memory and rows, without access to the machine.
+The search itself is the library's and runs in a thread: it reads manifests and evaluates a predicate at moments. Each
+evaluation is a statement like any other (`serve.sql`): limited in time, memory and rows, without access to the
+machine.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ R = TypeVar("R")
 
 
 def check_asked(wrong: SearchOptions) -> None:
-    """Raise `Usage` unless one of `where` and `check` says what is wrong."""
+    """Raise `Usage` unless exactly one of `where` and `check` is given."""
     if bool(wrong["where"]) == bool(wrong["check"]):
-        raise Usage("say what is wrong by one of where and check", hint="where is a query that returns what is wrong")
+        raise Usage("give exactly one of where and check", hint="where is a query that returns the wrong rows")
 
 
 class Searcher:
-    """Searches one app at a time, on behalf of somebody who may go away. Of one event loop.
+    """Bisects one app for a client that may disconnect. Belongs to one event loop.
 
     Args:
-        statements: the processes that evaluate.
-        bounds: what an evaluation may take and see.
-        max_rows: that an evaluation may return.
-        who: asks.
+        statements: Processes that evaluate.
+        bounds: Limits of an evaluation, and the tables that its SQL may read.
+        max_rows: Maximum rows of an evaluation.
+        who: Name of the client's token.
     """
 
     def __init__(self, statements: Statements, bounds: Bounds, max_rows: int, who: str = "") -> None:
@@ -53,25 +53,25 @@ class Searcher:
         self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
 
     def search(self, app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> Verdict:
-        """The verdict; in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
+        """Return the verdict; call this in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
         make: Callable[..., Where] = check if wrong["check"] else where
-        asked_for = CheckAsked(app.name, wrong["check"] or wrong["where"], wrong["table"], self._bounds, make)
-        made: Where = self._run(_checked, asked_for)
+        request = CheckAsked(app.name, wrong["check"] or wrong["where"], wrong["table"], self._bounds, make)
+        predicate: Where = self._run(_build_predicate, request)
         good, bad = app.whole_ref(wrong["good"]), app.whole_ref(wrong["bad"])
-        asked = _Elsewhere(made.sql, made.typed, made.bounds, ask=self._rows)
-        verdict = app.search(asked, edge=wrong["edge"], good=good, bad=bad, on_step=on_step)
+        remote_predicate = _RemoteWhere(predicate.sql, predicate.typed, predicate.bounds, ask=self._rows)
+        verdict = app.search(remote_predicate, edge=wrong["edge"], good=good, bad=bad, on_step=on_step)
         is_cut = verdict.rows.num_rows >= self._max_rows
-        return replace(verdict, predicate=made, more_rows=verdict.more_rows or is_cut)
+        return replace(verdict, predicate=predicate, more_rows=verdict.more_rows or is_cut)
 
     def stop(self) -> None:
-        """Have the search end, which is in another thread, and what it waits for."""
+        """Cancel the search, which runs in another thread, and the evaluation that it waits for."""
         with self._lock:
             self._stopped.set()
             if self._waited_for is not None:
                 self._waited_for.cancel()
 
     async def wait_for(self, running: Coroutine[Any, Any, R]) -> R:
-        """What is done after the search, which `stop` ends, too. Raises `SearchStopped`."""
+        """Await what follows the search, so that `stop` cancels that too. Raises `SearchStopped`."""
         with self._lock:
             task = asyncio.ensure_future(running)
             self._waited_for = task
@@ -82,15 +82,15 @@ class Searcher:
         except asyncio.CancelledError:
             raise SearchStopped from None
 
-    def _rows(self, where: Where, at: Context, max_rows: int) -> pa.Table:
-        cut, later = replace(at.cut, stages=dict(at.cut.stages)), dict(at.later)
-        return self._run(_asked, Probe(where, cut, later, at.only, at.ref, min(max_rows, self._max_rows)))
+    def _rows(self, where: Where, context: Context, max_rows: int) -> pa.Table:
+        cut, later = replace(context.cut, stages=dict(context.cut.stages)), dict(context.later)
+        return self._run(_evaluate, Probe(where, cut, later, context.only, context.ref, min(max_rows, self._max_rows)))
 
-    def _run(self, function: Callable[[A], R], asked: A) -> R:
+    def _run(self, function: Callable[[A], R], argument: A) -> R:
         with self._lock:
             if self._stopped.is_set():
                 raise SearchStopped
-            running = self._statements.run(function, asked, self._bounds.seconds, self._who)
+            running = self._statements.run(function, argument, self._bounds.seconds, self._who)
             future = asyncio.run_coroutine_threadsafe(running, self._loop)
             self._waited_for = future
         try:
@@ -102,26 +102,26 @@ class Searcher:
 
 
 class SearchStopped(Refused):
-    """Whoever asked has gone, or the time is over."""
+    """The client disconnected, or the time limit was reached."""
 
     def __init__(self) -> None:
         super().__init__("the search was stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class _Elsewhere(Where):
-    """SQL that is asked in another process."""
+class _RemoteWhere(Where):
+    """A predicate that is evaluated in another process."""
 
     ask: Callable[[Where, Context, int], pa.Table] = field(kw_only=True)
 
-    def rows(self, at: Context, max_rows: int) -> pa.Table:
-        """As `Predicate` has it."""
-        return self.ask(Where(self.sql, self.typed, self.bounds), at, max_rows)
+    def rows(self, context: Context, max_rows: int) -> pa.Table:
+        """Return at most `max_rows` rows of the predicate's query at a moment."""
+        return self.ask(Where(self.sql, self.typed, self.bounds), context, max_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is asked at a moment: a `Context` without what a process has itself."""
+    """An evaluation to run in another process: a `Context` without the parts that each process has itself."""
 
     where: Where
     cut: Cut
@@ -133,10 +133,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class CheckAsked:
-    """A condition, or a query, of which a predicate is to be made."""
+    """A condition or query from which a predicate is built."""
 
     app: str
-    """The folder's name."""
+    """Name of the app's folder."""
     text: str
     table: str
     bounds: Bounds
@@ -144,14 +144,14 @@ class CheckAsked:
     """`check` or `where`."""
 
 
-def _asked(probe: Probe) -> pa.Table:
+def _evaluate(probe: Probe) -> pa.Table:
     client = here()
-    forgotten.newest(client.store, probe.cut.app)  # what was forgotten since is not in what this process knows of it
+    forgotten.newest(client.store, probe.cut.app)  # update this process's cache of forgotten keys
     reader = client.channels_of(probe.cut.app) if probe.where.channels else None
-    at = Context(client.store, client.cache, probe.cut, probe.later, probe.only, reader, probe.ref)
-    return probe.where.rows(at, probe.max_rows)
+    context = Context(client.store, client.cache, probe.cut, probe.later, probe.only, reader, probe.ref)
+    return probe.where.rows(context, probe.max_rows)
 
 
-def _checked(asked: CheckAsked) -> Where:
-    asked.bounds.check(understand(asked.text))
-    return replace(asked.make(here().store, asked.app, asked.text, asked.table), bounds=asked.bounds)
+def _build_predicate(request: CheckAsked) -> Where:
+    request.bounds.check(understand(request.text))
+    return replace(request.make(here().store, request.app, request.text, request.table), bounds=request.bounds)

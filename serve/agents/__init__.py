@@ -1,5 +1,5 @@
-"""The store for agents: tools over the Model Context Protocol, by HTTP beside the routes or over standard streams.
+"""Tools for agents by the Model Context Protocol, over HTTP next to the routes, or over standard streams.
 
-The tools are those of the library, read-only: each answer is bounded, and values are hidden unless whoever asks may see
-them. What may not live here: how something is read or found; who may what (`serve.tokens`), and what SQL (`serve.sql`).
+The tools are the library's operations, read-only. Answers are limited in size, and values are hidden unless the caller
+may see them. Reads and searches, authorization (`serve.tokens`) and SQL (`serve.sql`) do not belong here.
 """

@@ -1,4 +1,4 @@
-"""Tools as they are declared: a function's signature says what may be asked; its docstring is what a model reads."""
+"""Declaration of tools: a function's signature gives the parameters, and its docstring is what models read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import msgspec
 from msgspec import Meta
 
 from ...operations.maintenance.tokens import Verb
-from ..declare import asked_of
+from ..declare import parameter_struct_of
 from ..service import Call
-from .answers import Told
+from .answers import ToolAnswer
 from .masking import Masking
 
 AppOrNone = Annotated[
     str,
-    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; without it, which apps there are."),
+    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; empty to list the apps."),
 ]
 Ref = Annotated[
     str,
     Meta(
         pattern=r"^[^/@\x00-\x1f]+$",
         max_length=200,
-        description="A moment: `now`, `-5m`, `~3` (so many commits back), an ISO time, a snapshot's name; or `v42` of "
+        description="A moment: `now`, `-5m`, `~3` (3 commits back), an ISO time, a snapshot's name; or `v42` of "
         "the table's own versions.",
     ),
 ]
@@ -39,50 +39,49 @@ KeyText = Annotated[
     str,
     Meta(
         max_length=10_000,
-        description=r"A key as text, or the name `#…` of a hidden value. `\N` is null, bytes are hexadecimal; of a key "
-        'with several columns a JSON array, `["DE", 7]`.',
+        description=r"A key as text, or the name of a hidden value. `\N` is null, bytes are hexadecimal; a key "
+        'with several columns is a JSON array, `["DE", 7]`.',
     ),
 ]
 KeyTexts = Annotated[list[KeyText], Meta(min_length=1, max_length=100, description="Keys, each as text.")]
 ColumnNames = Annotated[list[str], Meta(max_length=1_000, description="Only these columns; default all.")]
-Some = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
-VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="The version, as 42 of `v42`.")]
+Some = Annotated[int, Meta(ge=1, le=500, description="Maximum number of results.")]
+VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="Version number, such as 42 for `v42`.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call: by whom, and how values are shown."""
+    """A call of a tool: the request, and how values are shown."""
 
-    asked: Call
+    request: Call
     masking: Masking
-    progress: Callable[[float, float, str], None] = lambda _done, _all, _what: None
+    progress: Callable[[float, float, str], None] = lambda _done, _total, _message: None
 
-    async def in_thread(self, function: Callable[[], Told]) -> Told:
-        """Call a function that waits for the store."""
-        return await self.asked.service.in_thread(function)
+    async def in_thread(self, function: Callable[[], ToolAnswer]) -> ToolAnswer:
+        """Call a function in a thread, because it waits for the store."""
+        return await self.request.service.in_thread(function)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTool:
-    """A tool, as it is declared."""
+    """A declared tool."""
 
     name: str
     title: str
     verb: Verb
     function: Callable[..., Any]
-    asked: type[msgspec.Struct]
+    parameters: type[msgspec.Struct]
     is_long: bool
 
     @property
     def description(self) -> str:
-        """For a model: what it gives, when to use it, and what then."""
+        """Description for a model: the result, when to use the tool, and what to do next."""
         return " ".join((self.function.__doc__ or "").split())
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of its arguments."""
-        _, schemas = msgspec.json.schema_components([self.asked], ref_template="#/{name}")
-        return {**schemas[self.asked.__name__], "additionalProperties": False}
+        _, schemas = msgspec.json.schema_components([self.parameters], ref_template="#/{name}")
+        return {**schemas[self.parameters.__name__], "additionalProperties": False}
 
 
 TOOLS: dict[str, AgentTool] = {}
@@ -91,11 +90,11 @@ TOOLS: dict[str, AgentTool] = {}
 def tool(
     title: str, *, verb: Verb = "read", is_long: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is `ToolCall`, as a tool of its name."""
+    """Declare a function as the tool of its name; its first parameter is a `ToolCall`."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        TOOLS[name] = AgentTool(name, title, verb, function, asked_of(function)[1], is_long)
+        TOOLS[name] = AgentTool(name, title, verb, function, parameter_struct_of(function)[1], is_long)
         return function
 
     return declared

@@ -1,8 +1,8 @@
-"""What names of hidden values are made with, and what each stands for.
+"""Secrets that names of hidden values are made with, and the values that names stand for.
 
-A name is made of the value by a secret of the day and whoever asks. The store has the day's secret, so all instances
-make the same names of the same values; whoever may not read the store can try no values out, and when the day is over
-the secret is removed, and nobody can.
+A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so all
+instances give equal values the same name. Without access to the store, a client cannot guess values by their names;
+after the day the secret is deleted, and nobody can.
 """
 
 import secrets
@@ -23,21 +23,21 @@ from ...store.versions import keys, limits
 from ...store.versions.notes import Notes
 
 _ASKERS = 100
-"""Of so many it is remembered what they were shown."""
+"""Maximum number of callers whose shown names are remembered."""
 
 
 class DaySecret(Struct, frozen=True):
-    """Of one day, in UTC."""
+    """The secret of one day, in UTC."""
 
     day: limits.Id
     secret: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="32 bytes, as 64 hexadecimal digits")]
 
 
-SECRETS = Notes(DaySecret, lambda: keys.NAMING, lambda one: one.day)
+SECRETS = Notes(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
 
 
 class Naming:
-    """Of one instance: how it names values to each who asks."""
+    """Names of hidden values by caller, in one instance."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -46,28 +46,31 @@ class Naming:
         self._lock = Lock()
 
     def of(self, who: str) -> Names | None:
-        """The names of who asks; None where the store must be asked first (`of_today`)."""
+        """Return a caller's names, or None if today's secret is not loaded (`of_today`)."""
         with self._lock:
-            known = self._known
-            if known is None or known.day != _today():
+            day_secret = self._known
+            if day_secret is None or day_secret.day != _today():
                 return None
-            secret = blake2b(who.encode(), key=bytes.fromhex(known.secret), digest_size=32).digest()
+            secret = blake2b(who.encode(), key=bytes.fromhex(day_secret.secret), digest_size=32).digest()
             names = self._names.get(who)
-            if names is None or names.secret != secret:  # names of yesterday stand for what they did
+            if names is None or names.secret != secret:  # yesterday's names stay valid
                 names = self._names[who] = replace(names, secret=secret) if names else Names(secret)
             return names
 
     def of_today(self) -> None:
-        """Learn today's secret of the store, or make it; one of its own where it may not. Raises as `Notes.find`."""
-        mine = DaySecret(_today(), secrets.token_hex(32))
-        found = SECRETS.find(self._store, mine.day)
-        if found is None:
-            found = mine
-            with suppress(Forbidden):  # whoever reads a store need not be one who may write to it, or delete
-                found = SECRETS.add(self._store, mine)
-                SECRETS.sweep(self._store, SECRETS.listed(self._store), lambda info: info.key < SECRETS.key(mine))
+        """Load today's secret from the store, or create it.
+
+        Uses a secret of this instance alone if the store is read-only. Raises as `Notes.find`.
+        """
+        new_secret = DaySecret(_today(), secrets.token_hex(32))
+        stored = SECRETS.find(self._store, new_secret.day)
+        if stored is None:
+            stored = new_secret
+            with suppress(Forbidden):  # the store may be read-only for this instance
+                stored = SECRETS.add(self._store, new_secret)
+                SECRETS.sweep(self._store, SECRETS.listed(self._store), lambda info: info.key < SECRETS.key(new_secret))
         with self._lock:
-            self._known = found
+            self._known = stored
 
 
 def _today() -> str:

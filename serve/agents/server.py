@@ -1,4 +1,4 @@
-"""The tools as a server of the Model Context Protocol: over HTTP, at an instance's `/mcp`, or over standard streams."""
+"""MCP server of the tools: over HTTP, at an instance's `/mcp`, or over standard streams."""
 
 import asyncio
 import logging
@@ -26,30 +26,30 @@ from ..errors import problem, status_of
 from ..service import Call, ServeOptions, Service
 from ..tokens import Doorkeeper, Grant
 from ..web import refused
-from . import tools  # noqa: F401  declares them
-from .answers import Told, bounded
+from . import tools  # noqa: F401  declares the tools
+from .answers import ToolAnswer, bounded
 from .declared import TOOLS, AgentTool, ToolCall
 from .masking import Masking
 from .naming import Naming
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
-_MOST_BODY_BYTES = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 _INSTRUCTIONS = """\
 slackwater keeps every version of the state of streaming applications. An app has stages; a stage has a table, and \
 each of its commits is a version (`app/stage@v42`) that has read some offsets of its topics. All tools only read.
-When totals look wrong: `apps` for the names, `query` to say in SQL what is wrong and count it, `bisect` with that SQL \
-as `where` for the first bad commit and the input record behind it, `history` or `diff` for what it did.
-Answers are bounded: where `cut_off` is there, ask for less. Values may be hidden; each is then a name, a UUID \
-that begins with 00000000, the same for equal values, which may be given back as a key or as a string in SQL."""
+When totals look wrong: `apps` for the names, `query` to express in SQL what is wrong and count it, `bisect` with that \
+SQL as `where` for the first bad commit and the input record that caused it, `history` or `diff` for its effect.
+Answers are limited in size: if `cut_off` is set, ask for less. Values may be hidden behind names, UUIDs that begin \
+with 00000000; equal values have equal names, and a name can be used as a key or as a string in SQL."""
 
 
 class AgentServer:
-    """Answers agents. Of one event loop.
+    """MCP server for agents. Belongs to one event loop.
 
     Args:
-        service: what an instance works with.
-        door: admits who comes by HTTP; or what the one may who is served otherwise.
+        service: The instance's service.
+        door: Admits HTTP clients; or the grant of the only client, over standard streams.
     """
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
@@ -63,63 +63,62 @@ class AgentServer:
             on_call_tool=self._call,
         )
         self._sessions = StreamableHTTPSessionManager(
-            self.server, stateless=True, max_request_body_size=_MOST_BODY_BYTES
+            self.server, stateless=True, max_request_body_size=_MAX_BODY_BYTES
         )
 
     @property
     def route(self) -> Route:
-        """Where it is reached by HTTP."""
         return Route("/mcp", self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, HTTP is answered."""
         async with self._sessions.run():
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP, as ASGI has it."""
         request = Request(scope, receive)
         try:
-            assert isinstance(self._door, Doorkeeper)  # noqa: S101  HTTP has one
+            assert isinstance(self._door, Doorkeeper)  # noqa: S101  always one for HTTP
             scope[_GRANT] = await self._door.admit(request.headers, scope)
         except SlackwaterError as error:
             await refused(error)(scope, receive, send)
             return
         await self._sessions.handle_request(scope, receive, send)
 
-    async def _list(self, _context: Any, _asked: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[*map(_described, TOOLS.values())])
+    async def _list(self, _context: Any, _params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[*map(_mcp_tool, TOOLS.values())])
 
-    async def _call(self, context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         grant, began_s = self._grant(context), time.perf_counter()
         host = context.request.client.host if context.request is not None and context.request.client else ""
-        found, rows, status = dict[str, Any](), 0, 200
+        arguments, rows, status = dict[str, Any](), 0, 200
         masking, root = Masking("values" in grant.verbs), self._service.client.root
         try:
             if not masking.show:
                 masking = Masking(show=False, names=await self._names(grant))
-            tool = _tool(asked.name)
+            tool = _tool(params.name)
             grant.check(tool.verb)
-            hint = f"the schema of the tool {tool.name} says what may be asked"
-            found = converted(asked.arguments or {}, tool.asked, tool.name, hint)
-        except SlackwaterError as error:  # says nothing but what was asked
+            hint = f"see the schema of the tool {tool.name}"
+            arguments = converted(params.arguments or {}, tool.parameters, tool.name, hint)
+        except SlackwaterError as error:  # quotes only arguments, no values
             data, status = encoded(problem(error, root)), status_of(error)
         else:
             try:
-                told = await self._told(
-                    context, tool, Call(self._service, grant, secret=masking.secret), masking, found
+                answer = await self._run_tool(
+                    context, tool, Call(self._service, grant, secret=masking.secret), masking, arguments
                 )
-                data, rows = bounded(told, self._service.options.answer_bytes), told.rows
+                data, rows = bounded(answer, self._service.options.answer_bytes), answer.rows
             except SlackwaterError as error:
                 data, status = encoded(masking.problem(error, root)), status_of(error)
             except Exception as error:
                 _log.exception("%s", tool.name)
                 data, status = encoded(problem(error)), 500
         self._service.metrics.observe(
-            f"mcp {asked.name if asked.name in TOOLS else ''}", status, time.perf_counter() - began_s
+            f"mcp {params.name if params.name in TOOLS else ''}", status, time.perf_counter() - began_s
         )
-        audit.write(f"mcp {asked.name[:100]}", host, grant.name, found, status, rows, time.perf_counter() - began_s)
+        audit.write(
+            f"mcp {params.name[:100]}", host, grant.name, arguments, status, rows, time.perf_counter() - began_s
+        )
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)
 
@@ -128,27 +127,29 @@ class AgentServer:
             await self._service.in_thread(self._naming.of_today)
         return names
 
-    async def _told(self, context: Any, tool: AgentTool, asked: Call, masking: Masking, found: dict[str, Any]) -> Told:
+    async def _run_tool(
+        self, context: Any, tool: AgentTool, call: Call, masking: Masking, arguments: dict[str, Any]
+    ) -> ToolAnswer:
         options, loop = self._service.options, asyncio.get_running_loop()
         tasks = set[asyncio.Task[None]]()
 
-        def report(done: float, of: float, what: str) -> None:
-            task = loop.create_task(context.session.report_progress(done, of or None, what))
+        def report(done: float, total: float, message: str) -> None:
+            task = loop.create_task(context.session.report_progress(done, total or None, message))
             tasks.add(task)
             task.add_done_callback(told_or_not)
 
         def told_or_not(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             if not task.cancelled():
-                task.exception()  # whoever asked may have gone
+                task.exception()  # mark as retrieved: the client may have disconnected
 
-        def progress(done: float, of: float, what: str) -> None:
-            loop.call_soon_threadsafe(report, done, of, what)
+        def progress(done: float, total: float, message: str) -> None:
+            loop.call_soon_threadsafe(report, done, total, message)
 
         limit_s = options.long_s if tool.is_long else options.request_s
-        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow it"):
-            told: Told = await tool.function(ToolCall(asked, masking, progress), **found)
-            return told
+        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow the range"):
+            answer: ToolAnswer = await tool.function(ToolCall(call, masking, progress), **arguments)
+            return answer
 
     def _grant(self, context: Any) -> Grant:
         if isinstance(self._door, Grant):
@@ -158,13 +159,13 @@ class AgentServer:
 
 
 async def over_streams(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
-    """Serve whoever is at standard input and output, until they end."""
+    """Serve the client at standard input and output until that ends."""
     service, grant = Service(client, options), Grant("")
     server = AgentServer(service, grant.also("values") if shows_values else grant).server
     await service.begin()
     try:
-        async with stdio_server() as (reads, writes):
-            await server.run(reads, writes, server.create_initialization_options())
+        async with stdio_server() as (reader, writer):
+            await server.run(reader, writer, server.create_initialization_options())
     finally:
         await service.end()
 
@@ -175,7 +176,7 @@ def _tool(name: str) -> AgentTool:
     return TOOLS[name]
 
 
-def _described(tool: AgentTool) -> types.Tool:
+def _mcp_tool(tool: AgentTool) -> types.Tool:
     return types.Tool(
         name=tool.name,
         title=tool.title,

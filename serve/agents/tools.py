@@ -1,4 +1,4 @@
-"""The tools, a few lines each: what may be asked is their parameters, and their docstrings are what a model reads."""
+"""The tools, a few lines each: parameters are their arguments, and docstrings are what a model reads."""
 
 from typing import Unpack
 
@@ -10,7 +10,7 @@ from ...snapshot.query.columns import select
 from ...store.archive import index
 from ..acting.finding import find, prove, run_again
 from ..declare import AppName, KeyOrNone, Moment, Stage, Table
-from .answers import Document, Told, changes, commit, differing, key_change, time, verdict
+from .answers import Document, ToolAnswer, changes, commit, differing, key_change, time, verdict
 from .declared import (
     AppOrNone,
     ColumnNames,
@@ -26,88 +26,90 @@ from .declared import (
 
 
 @tool("Apps, tables and columns")
-async def apps(call: ToolCall, app: AppOrNone = "") -> Told:
-    """Which apps there are; of one app its stages, tables and columns.
+async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
+    """List the apps; or, of one app, its stages, tables and columns.
 
-    Also their newest versions, how far they have read their topics, snapshots, and which input is archived. Begin
-    here: other tools take these names.
+    Also the newest versions, how far the app has read its topics, snapshots, and which input is archived. Begin here:
+    other tools take these names.
     """
-    asked, client = call.asked, call.asked.service.client
+    request, client = call.request, call.request.service.client
     if not app:
-        found = [name for name in await asked.service.in_thread(lambda: client.apps) if asked.grant.may_read_app(name)]
-        return Told({"apps": found, "next": "apps with app=NAME tells of one"}, "apps", len(found))
-    reading = await asked.moment(app, "now")
+        names = [
+            name for name in await request.service.in_thread(lambda: client.apps) if request.grant.may_read_app(name)
+        ]
+        return ToolAnswer({"apps": names, "next": "call apps with app=NAME for details"}, "apps", len(names))
+    reading = await request.moment(app, "now")
 
-    def described() -> Told:
-        of, grant, cut = asked.app(app), asked.grant, reading.moment.cut
-        tables = [each for each in shown_rows.tables_data(cut) if grant.may_read(each["table"])]
+    def described() -> ToolAnswer:
+        stored_app, grant, cut = request.app(app), request.grant, reading.moment.cut
+        tables = [table for table in shown_rows.tables_data(cut) if grant.may_read(table["table"])]
         document: Document = {
             "app": app,
             "versions": cut.versions,
             "time": time(cut.time_ms),
             "tables": [
                 {
-                    "table": each["table"],
-                    "columns": [{name: one[name] for name in ("name", "type", "key")} for one in each["columns"]],
+                    "table": table["table"],
+                    "columns": [{name: col[name] for name in ("name", "type", "key")} for col in table["columns"]],
                 }
-                for each in tables
+                for table in tables
             ],
-            "read_up_to": reading.offsets(*[each["table"] for each in tables]) if tables else {},
+            "read_up_to": reading.offsets(*[table["table"] for table in tables]) if tables else {},
         }
         if grant.may_read("*"):
-            document["snapshots"] = [each.name for each in of.snapshots][-50:]
-            document["archived_input"] = [each.topic for each in index.all_of(client.store, of.name)]
-        document["can_be_replayed"] = app in asked.service.options.programs
+            document["snapshots"] = [snapshot.name for snapshot in stored_app.snapshots][-50:]
+            document["archived_input"] = [archive.topic for archive in index.all_of(client.store, stored_app.name)]
+        document["can_be_replayed"] = app in request.service.options.programs
         document["values"] = (
-            "shown" if call.masking.show else "hidden: equal ones have equal names, UUIDs, also across tables"
+            "shown" if call.masking.show else "hidden by names (UUIDs), which are equal for equal values of all tables"
         )
-        return Told(document, "snapshots", len(tables))
+        return ToolAnswer(document, "snapshots", len(tables))
 
     return await call.in_thread(described)
 
 
 @tool("Commits of an app")
-async def log(call: ToolCall, app: AppName, limit: Some = 20, stage: Stage = "") -> Told:
+async def log(call: ToolCall, app: AppName, limit: Some = 20, stage: Stage = "") -> ToolAnswer:
     """The newest commits of an app, or of one stage.
 
-    When, by which kind of change (batch, edit, migration, rewind …), how many rows and which offsets each read,
-    deploys of another program. Use it to see what happened around a time; then `diff` two moments, or `bisect` for
-    the commit that made something wrong.
+    For each: time, kind (batch, edit, migration, rewind …), number of rows, offsets read, and deploys of another
+    program. Use it to see what happened around a time; then `diff` two moments, or `bisect` to find the commit that
+    introduced an error.
     """
-    call.asked.grant.check_all_tables("the log of an app")
+    call.request.grant.check_all_tables("the log of an app")
 
-    def found() -> Told:
-        of = call.asked.app(app)
-        entries = of.log(limit, stage=stage)
-        return Told({"commits": [commit(each, app, call.masking) for each in entries]}, "commits", len(entries))
+    def build() -> ToolAnswer:
+        stored_app = call.request.app(app)
+        entries = stored_app.log(limit, stage=stage)
+        return ToolAnswer({"commits": [commit(entry, app, call.masking) for entry in entries]}, "commits", len(entries))
 
-    return await call.in_thread(found)
+    return await call.in_thread(build)
 
 
 @tool("SQL at a moment", verb="sql")
-async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: Some = 50) -> Told:
-    """What a SELECT over the tables of an app returns at a moment.
+async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: Some = 50) -> ToolAnswer:
+    """Result of a SELECT over the tables of an app at a moment.
 
     Use it to count, to find out what is wrong, and to try a predicate before `bisect`. Where values are hidden, SQL
-    sees names, UUIDs, in their place: they can be counted, grouped, joined, compared with each other and with names
-    that were shown, and be tested for NULL, and nothing else. Versions, places and times of records are as they are.
+    sees names (UUIDs) in their place: they can be counted, grouped, joined, compared with each other and with names
+    that were shown, and tested for NULL, and nothing else. Versions, offsets and times of records are not hidden.
     """
-    asked, masking = call.asked, call.masking
-    reading = await asked.moment(app, ref)
-    question = asked.question(reading, ref, "", sql, limit)
-    found = await asked.service.statements.answer(question, asked.grant.name)
+    request, masking = call.request, call.masking
+    reading = await request.moment(app, ref)
+    question = request.question(reading, ref, "", sql, limit)
+    result = await request.service.statements.answer(question, request.grant.name)
 
-    def document() -> Told:
-        table = found.table()
-        masking.names.learn(found.named)
+    def document() -> ToolAnswer:
+        table = result.table()
+        masking.names.learn(result.named)
         rows = [{name: masking.plain(value) for name, value in row.items()} for row in values.rows(table)]
         columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
         more = (
-            f"there are more than {len(rows)} rows: ask for fewer, or with a larger limit" if found.is_cut_off else None
+            f"there are more than {len(rows)} rows: narrow the query, or raise the limit" if result.is_cut_off else None
         )
-        notes = [note.removeprefix("note: ") for note in found.notes]
+        notes = [note.removeprefix("note: ") for note in result.notes]
         about = {"versions": reading.moment.versions, "columns": columns, "rows": rows, "cut_off": more, "notes": notes}
-        return Told(about, "rows", len(rows))
+        return ToolAnswer(about, "rows", len(rows))
 
     return await call.in_thread(document)
 
@@ -120,26 +122,26 @@ async def get(
     keys: KeyTexts,
     ref: Ref = "now",
     columns: ColumnNames = (),  # type: ignore[assignment]
-) -> Told:
+) -> ToolAnswer:
     """Rows of a table by key at a moment, null where there is none.
 
-    With the version, and how far it has read. Use it to look at known keys now and before; `history` gives all
-    changes of one.
+    With the version, and how far it has read. Use it to look at known keys at several moments; `history` returns all
+    changes of one key.
     """
-    asked, masking = call.asked, call.masking
-    reading = await asked.moment(app, ref, table=table)
+    request, masking = call.request, call.masking
+    reading = await request.moment(app, ref, table=table)
 
-    def found() -> Told:
+    def build() -> ToolAnswer:
         moment = reading.moment
         declared = moment.declared(table)
-        parsed = moment.keys_of(table, [masking.key(table, declared, each) for each in keys])
+        parsed = moment.keys_of(table, [masking.key(table, declared, text) for text in keys])
         rows, present = moment.rows_of(table, parsed)
-        each = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
+        keys_and_rows = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
         about = {"version": moment.cut.tables[table].version, "time": time(moment.cut.tables[table].time_ms)}
-        listed = [{"key": key, "row": masking.row(row) if there else None} for key, row, there in each]
-        return Told(about | {"offsets": reading.offsets(table), "rows": listed}, "rows", len(listed))
+        listed = [{"key": key, "row": masking.row(row) if flag else None} for key, row, flag in keys_and_rows]
+        return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed}, "rows", len(listed))
 
-    return await call.in_thread(found)
+    return await call.in_thread(build)
 
 
 @tool("What changed between two moments")
@@ -150,64 +152,68 @@ async def diff(
     after: Moment = "now",
     limit: Some = 20,
     **options: Unpack[DiffOptions],
-) -> Told:
-    """The rows that differ between two moments of an app, of one table or of all.
+) -> ToolAnswer:
+    """Rows that differ between two moments of an app, of one table or of all.
 
-    How many were added, removed and changed, in which columns, and the first of them. Use it with a moment before
-    and one after something went wrong: it reads only what changed. Then `history` of a key, or `bisect`.
+    The numbers of added, removed and changed rows, the columns that differ, and the first such rows. Use it with a
+    moment before and one after an error; it reads only what changed. Then use `history` of a key, or `bisect`.
     """
-    call.asked.grant.check_table(options["table"] or "*")
+    call.request.grant.check_table(options["table"] or "*")
 
-    def found() -> Told:
-        compared = call.asked.app(app).diff(before, after, **options)
+    def build() -> ToolAnswer:
+        compared = call.request.app(app).diff(before, after, **options)
         tables, rows = differing(compared.found, limit, call.masking)
-        return Told({"refs": compared.refs, "tables": tables, "rows": rows}, "rows", len(rows))
+        return ToolAnswer({"refs": compared.refs, "tables": tables, "rows": rows}, "rows", len(rows))
 
-    return await call.in_thread(found)
+    return await call.in_thread(build)
 
 
 @tool("Changes of one key")
-async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limit: Some = 20) -> Told:
-    """The changes of one key's row, newest first.
+async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limit: Some = 20) -> ToolAnswer:
+    """Changes of one key's row, newest first.
 
-    The version of each, the row before and after it, and the offsets that the version read. Use it when a key is
-    known whose row is wrong; the version that made it wrong can be given to `replay`.
+    For each: the version, the row before and after it, and the offsets that the version read. Use it when a known key
+    has a wrong row; pass the version that made the row wrong to `replay`.
     """
-    call.asked.grant.check_table(table)
+    call.request.grant.check_table(table)
 
-    def found() -> Told:
-        of = call.asked.app(app)
-        changed = of.history(table, call.masking.key(table, of.at().declared(table), key), limit=limit).found
-        listed = [key_change(each, app, call.masking) for each in changed.changes]
-        about = {"table": table, "changes": listed, "whole_from": changed.whole_from or None}
-        return Told(about, "changes", len(listed))
+    def build() -> ToolAnswer:
+        stored_app = call.request.app(app)
+        changed = stored_app.history(
+            table, call.masking.key(table, stored_app.at().declared(table), key), limit=limit
+        ).found
+        listed_changes = [key_change(change, app, call.masking) for change in changed.changes]
+        about = {"table": table, "changes": listed_changes, "whole_from": changed.whole_from or None}
+        return ToolAnswer(about, "changes", len(listed_changes))
 
-    return await call.in_thread(found)
+    return await call.in_thread(build)
 
 
-@tool("The commit, and record, that made something wrong", verb="bisect", is_long=True)
-async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[SearchOptions]) -> Told:
-    """The first commit of an app at which something is wrong, and the input record behind it.
+@tool("The commit and the record that introduced an error", verb="bisect", is_long=True)
+async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[SearchOptions]) -> ToolAnswer:
+    """The first commit of an app at which a predicate fails, and the input record that caused it.
 
-    A binary search over all commits. Say what is wrong by `where`, a SELECT that returns rows when it is (its key
-    columns name the keys that are wrong) or a condition that wrong rows of `table` meet, or by `check`, a condition
-    that must hold of each row of `table`. Gives the commit, the offsets that it read, the keys that it changed; `cause`
-    by its class (record, records, duplicate, watermark, time, absence, deploy, operation, unknown), whether that is
-    proved, and what shows it; and `record` (topic, partition, offset) where the cause is one, and the server has the
-    program. Without that, the record is one of `input`: `query` FROM input('topic') within these offsets narrows it,
-    where the input is archived.
+    A binary search over all commits. Give the predicate by `where`, a SELECT that returns rows when something is wrong
+    (its key columns name the wrong keys) or a condition that wrong rows of `table` meet; or by `check`, a condition
+    that must hold for each row of `table`. Returns the commit, the offsets that it read, the keys that it changed;
+    `cause` with its class (record, records, duplicate, watermark, time, absence, deploy, operation, unknown), whether
+    it is proved, and the evidence; and `record` (topic, partition, offset) if the cause is a record and the server has
+    the program. Without the program, the record is one of `input`: narrow it with `query` FROM input('topic') within
+    these offsets, if the input is archived.
     """
-    asked, masking = call.asked, call.masking
-    of = await asked.whole_app(app, "a search through the commits of an app")
+    request, masking = call.request, call.masking
+    stored_app = await request.whole_app(app, "a bisect")
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
 
-    found = await find(asked, of, wrong, on_step)
-    return await call.in_thread(lambda: Told(verdict(found, limit, masking), "keys", found.verdict.rows.num_rows))
+    result = await find(request, stored_app, wrong, on_step)
+    return await call.in_thread(
+        lambda: ToolAnswer(verdict(result, limit, masking), "keys", result.verdict.rows.num_rows)
+    )
 
 
-@tool("Run a batch again", verb="bisect", is_long=True)
+@tool("Replay a batch", verb="bisect", is_long=True)
 async def replay(
     call: ToolCall,
     app: AppName,
@@ -215,54 +221,59 @@ async def replay(
     version: VersionNumber,
     key: KeyOrNone = "",
     limit: Some = 20,
-) -> Told:
-    """Runs the batch of one version of a stage again, elsewhere, with the app's program.
+) -> ToolAnswer:
+    """Replay the batch of one version of a stage with the app's program, and compare it with the commit.
 
-    And compares it with what was committed: `same`, and the keys that come out different. Use it to see whether
-    today's program would still make the mistake. Only where `apps` says `can_be_replayed`; nothing of the app is
-    touched.
+    Returns `same`, and the keys whose rows differ. Use it to see whether the current program would repeat the error.
+    Requires `can_be_replayed` of `apps`; the app itself is not changed.
     """
-    asked, masking = call.asked, call.masking
-    of = await asked.whole_app(app, "a replay")
-    found, notes = await run_again(
-        asked, of, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
+    request, masking = call.request, call.masking
+    stored_app = await request.whole_app(app, "a replay")
+    comparison, notes = await run_again(
+        request, stored_app, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
     )
 
-    def document() -> Told:
-        different = found.different
+    def document() -> ToolAnswer:
+        different = comparison.different
         about: Document = {
             "ref": f"{app}/{stage}@v{version}",
-            "same": found.same,
-            "read": [{"topic": topic, "records": count} for topic, count in found.read],
-            "keys_committed": found.committed.num_rows if found.committed is not None else None,
-            "keys_replayed": found.num_replayed,
-            "keys_that_differ": len(different or ()) + found.hidden,
+            "same": comparison.same,
+            "read": [{"topic": topic, "records": count} for topic, count in comparison.read],
+            "keys_committed": comparison.committed.num_rows if comparison.committed is not None else None,
+            "keys_replayed": comparison.num_replayed,
+            "keys_that_differ": len(different or ()) + comparison.hidden,
             "channels": [
-                {"channel": each.name, "missing": each.missing.num_rows, "added": each.added.num_rows}
-                for each in found.channels
+                {"channel": channel.name, "missing": channel.missing.num_rows, "added": channel.added.num_rows}
+                for channel in comparison.channels
             ],
             "different": changes(different, limit, masking, ("committed", "replayed")) if different is not None else [],
             "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
         }
-        return Told(about, "different", len(about["different"]))
+        return ToolAnswer(about, "different", len(about["different"]))
 
     return await call.in_thread(document)
 
 
-@tool("Prove a moment", is_long=True)
-async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: Unpack[VerifyOptions]) -> Told:
-    """Recomputes from what is stored whether a moment is consistent, complete and undamaged.
+@tool("Verify a moment", is_long=True)
+async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: Unpack[VerifyOptions]) -> ToolAnswer:
+    """Verify from the stored objects that a moment is consistent, complete and undamaged.
 
-    For each channel sent = consumed + in flight, versions follow each other, objects are there. Use it to tell
-    damage in the store from a mistake in the input or the program.
+    Checks that sent = consumed + in flight for each channel, that versions are contiguous, and that objects exist. Use
+    it to tell damage in the store from an error in the input or the program.
     """
-    asked = call.asked
-    of = await asked.whole_app(app, "a proof")
-    report = await prove(asked, of, ref, options, on_progress=lambda line: call.progress(0, 0, line))
-    wrong = [
-        {"check": each.check, "subject": each.subject, "message": call.masking.mask.reason(each.message)}
-        for each in report.differences
+    request = call.request
+    stored_app = await request.whole_app(app, "a verification")
+    report = await prove(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
+    differences = [
+        {
+            "check": difference.check,
+            "subject": difference.subject,
+            "message": call.masking.mask.reason(difference.message),
+        }
+        for difference in report.differences
     ]
-    checks = [{name: getattr(each, name) for name in ("check", "checked", "differences")} for each in report.checks]
+    checks = [{name: getattr(check, name) for name in ("check", "checked", "differences")} for check in report.checks]
     about = {"ref": report.ref, "consistent": report.consistent, "deep": report.deep, "checks": checks}
-    return Told(about | {"differences": wrong, "not_read_again": len(report.not_reread)}, "differences", len(wrong))
+    return ToolAnswer(
+        about | {"differences": differences, "not_read_again": len(report.not_reread)}, "differences", len(differences)
+    )

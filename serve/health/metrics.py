@@ -1,4 +1,4 @@
-"""Metrics of an instance for Prometheus at /metrics, which needs no token: they name no app, table or token."""
+"""Prometheus metrics of an instance at /metrics. No token is needed, since no label names an app, table or token."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,40 +8,41 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 _GAUGES = {
-    "requests_under_way": "Requests that are being answered.",
-    "connections": "Connections that are open.",
-    "streams": "Streams of events that are open.",
-    "sql_waiting": "Statements that are carried out, or wait.",
-    "store_answers": "1 while the store answers, else 0; looked up with each scrape, for the next one.",
+    "requests_under_way": "Requests in progress.",
+    "connections": "Open connections.",
+    "streams": "Open streams of events.",
+    "sql_waiting": "SQL statements that run or wait.",
+    "store_answers": "1 while the store answers, else 0; checked at each scrape, for the next one.",
 }
 
 
 class ServeMetrics:
-    """The metrics of one instance."""
+    """Metrics of one instance."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        of: Any = {"namespace": "slackwater", "subsystem": "serve", "registry": registry}
-        counted = Counter("requests", "Requests, by route or tool and by status.", ("what", "status"), **of)
-        took = Histogram("request_seconds", "From a request's head to its answer.", ("what",), buckets=_SECONDS, **of)
-        self._counted, self._took = cache(counted.labels), cache(took.labels)
-        self._gauges = {name: Gauge(name, text, **of) for name, text in _GAUGES.items()}
-        self._replaced = Counter("sql_processes_replaced", "Processes for SQL that ran out of memory or time.", **of)
+        common: Any = {"namespace": "slackwater", "subsystem": "serve", "registry": registry}
+        requests = Counter("requests", "Requests, by route or tool and by status.", ("what", "status"), **common)
+        seconds = Histogram(
+            "request_seconds", "Seconds from a request's headers to its answer.", ("what",), buckets=_SECONDS, **common
+        )
+        self._counted, self._took = cache(requests.labels), cache(seconds.labels)
+        self._gauges = {name: Gauge(name, text, **common) for name, text in _GAUGES.items()}
+        self._replaced = Counter(
+            "sql_processes_replaced", "SQL processes that exceeded their memory or time.", **common
+        )
 
-    def observe(self, what: str, status: int, took_s: float) -> None:
-        """Note an answer."""
-        self._counted(what, status).inc()
-        self._took(what).observe(took_s)
+    def observe(self, action: str, status: int, took_s: float) -> None:
+        self._counted(action, status).inc()
+        self._took(action).observe(took_s)
 
     def replaced(self) -> None:
-        """Note a process for SQL that another one takes the place of."""
         self._replaced.inc()
 
     def look(self, gauge: str, value: Callable[[], float]) -> None:
-        """Say how a gauge is looked up when it is asked for."""
+        """Set the function that computes a gauge at each scrape."""
         self._gauges[gauge].set_function(value)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
         text: bytes = generate_latest(self.registry)
         return text

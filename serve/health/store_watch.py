@@ -1,6 +1,6 @@
-"""A watch on the store: requests that wait for a store which does not answer get 503 after two seconds.
+"""A watch on the store: if the store does not answer for two seconds, requests that wait for it get 503.
 
-The store's own patience, a minute, is for batches, which must not be lost; an HTTP client can ask again.
+The store client's own timeout, a minute, suits batches, which must not be lost; an HTTP client can retry.
 """
 
 import asyncio
@@ -13,46 +13,48 @@ from ...errors import SlackwaterError, TooMuch, Unavailable
 from ...store.objects.protocol import ObjectStore, exists
 
 SILENT_S = 2.0
-"""A store that has not answered for so long is taken to be away."""
-_ASKED_AFTER_S = 1.0
-"""The store is asked when a request takes longer."""
+"""Seconds without an answer after which the store counts as unavailable."""
+_CHECK_AFTER_S = 1.0
+"""Duration of a request after which the store is checked."""
 _KNOWN_S = 1.0
-"""An answer counts for so long."""
+"""Seconds for which an answer is reused."""
 _KEY = "_serve/answers"
-"""No object: that there is none is an answer."""
+"""Key of an object that does not exist: the answer "not found" proves that the store works."""
 _GIVEN_UP_S = 10.0
-"""What has waited so long may wait for a connection that is dead: it is asked again."""
+"""Age of an unanswered check after which a new one starts, since the connection may be dead."""
 _THREADS = 16
-"""Of its own, since those of requests may all wait for the store; one hangs for a minute or so."""
+"""The watch's own threads, since all request threads may wait for the store. A hung check lasts a minute or so."""
 
 
 class Look:
-    """A question to the store, asked once for all callers of about the same time. For one event loop."""
+    """A check of the store whose result is shared by concurrent callers. Belongs to one event loop."""
 
     def __init__(
         self, in_thread: Callable[[Callable[[], None]], Awaitable[None]], function: Callable[[], None]
     ) -> None:
         self._in_thread, self._function = in_thread, function
-        self._asked: asyncio.Future[None] | None = None
-        self._asked_s = 0.0
+        self._future: asyncio.Future[None] | None = None
+        self._started_s = 0.0
 
     async def is_answered(self, age_s: float = 0.0) -> bool:
-        """Whether the store answers within `SILENT_S`, or did so long ago. Raises as the function does."""
+        """Return True if the store answers within `SILENT_S`, or did at most `age_s` ago. Raises as `function`."""
         now_s = time.monotonic()
-        if self._asked is None or now_s - self._asked_s > (age_s if self._asked.done() else _GIVEN_UP_S):
-            self._asked, self._asked_s = asyncio.ensure_future(self._in_thread(self._function)), now_s
-            self._asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody's, perhaps
-        asked = self._asked
-        await asyncio.wait({asked}, timeout=max(0.0, self._asked_s + SILENT_S - now_s))
+        if self._future is None or now_s - self._started_s > (age_s if self._future.done() else _GIVEN_UP_S):
+            self._future, self._started_s = asyncio.ensure_future(self._in_thread(self._function)), now_s
+            self._future.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # mark as retrieved: there may be no waiter left
+        future = self._future
+        await asyncio.wait({future}, timeout=max(0.0, self._started_s + SILENT_S - now_s))
         with suppress(Unavailable):
-            if asked.done():
-                asked.result()
+            if future.done():
+                future.result()
                 return True
         return False
 
 
 class StoreWatch:
-    """The watch on one store. For one event loop."""
+    """The watch on one store. Belongs to one event loop."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -62,7 +64,7 @@ class StoreWatch:
         self._asking: asyncio.Future[bool] | None = None
 
     def look(self, function: Callable[[], None]) -> Look:
-        """Have something asked of the store, though requests have all their threads."""
+        """Return a check that runs in the watch's own threads."""
 
         async def in_thread(function: Callable[[], None]) -> None:
             await asyncio.get_running_loop().run_in_executor(self._pool, function)
@@ -70,12 +72,12 @@ class StoreWatch:
         return Look(in_thread, function)
 
     async def answers(self) -> bool:
-        """Whether the store answers within `SILENT_S`."""
+        """Return True if the store answers within `SILENT_S`."""
         self.is_away = not await self._look.is_answered(_KNOWN_S)
         return not self.is_away
 
     def ask(self) -> None:
-        """Have `is_away` looked up, and wait for nothing."""
+        """Update `is_away` in the background."""
         self._asking = asyncio.ensure_future(self.answers())
 
     def _ask(self) -> None:
@@ -84,46 +86,44 @@ class StoreWatch:
         except Unavailable:
             raise
         except SlackwaterError:
-            pass  # it refuses, so it is there
+            pass  # an error answer is an answer
 
     @asynccontextmanager
     async def bounded(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
-        """Inside is a request, which is ended when it takes too long, or waits while the store is away.
+        """Limit the duration of the request in the context, and cancel the request while the store is unavailable.
 
         Raises `TooMuch` and `Unavailable`.
         """
-        looking: asyncio.Task[None] | None = None
+        watching: asyncio.Task[None] | None = None
 
         async def look(limit: asyncio.Timeout) -> None:
             while await self.answers():
-                await asyncio.sleep(_ASKED_AFTER_S)
+                await asyncio.sleep(_CHECK_AFTER_S)
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
         def begin(limit: asyncio.Timeout) -> None:
-            nonlocal looking
-            looking = asyncio.create_task(look(limit))
+            nonlocal watching
+            watching = asyncio.create_task(look(limit))
 
-        later = None
+        handle = None
         try:
             async with asyncio.timeout(limit_s) as limit:
-                later = asyncio.get_running_loop().call_later(_ASKED_AFTER_S, begin, limit)
+                handle = asyncio.get_running_loop().call_later(_CHECK_AFTER_S, begin, limit)
                 yield
         except TimeoutError:
-            if self.is_away and looking is not None:
+            if self.is_away and watching is not None:
                 raise away() from None
-            raise TooMuch(f"it took more than {limit_s:g} s", hint=hint) from None
+            raise TooMuch(f"the request took more than {limit_s:g} s", hint=hint) from None
         finally:
-            if later is not None:
-                later.cancel()
-            if looking is not None:
-                looking.cancel()
+            if handle is not None:
+                handle.cancel()
+            if watching is not None:
+                watching.cancel()
 
     def close(self) -> None:
-        """Ask no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def away(what: str = "the store does not answer") -> Unavailable:
-    """The error while it is away."""
-    return Unavailable(what, hint="ask again; /readyz answers 200 once the store is back")
+def away(sentence: str = "the store does not answer") -> Unavailable:
+    return Unavailable(sentence, hint="retry; /readyz answers 200 once the store is back")

@@ -1,5 +1,5 @@
-"""The page on which a person looks: its files, served as they lie here, and what it asks beside other clients.
+"""The web page: its static files, and the routes that only the page uses.
 
-`static/` is plain ES modules, without a build step; `static/vendor/` is others' work, as its README says. What may not
-live here: what is read and decided, which is the library's, and anything that another host would have to send.
+`static/` holds plain ES modules without a build step; `static/vendor/` holds third-party code, as its README says.
+Reads and decisions belong to the library, and the page loads nothing from another host.
 """

@@ -1,6 +1,6 @@
-"""The files of the page, as they lie in `static/`: in memory, with an ETag each, and a policy that lets in no other.
+"""The page's files from `static/`, served from memory with ETags and a strict content security policy.
 
-The page is nothing that a token protects: whatever it shows, it asks for as any client does.
+The files need no token: the page gets its data through the same routes as any client.
 """
 
 import hashlib
@@ -18,9 +18,10 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""What is served; other files, such as licences, are not."""
+"""Media types of served files; other files, such as licences, are not served."""
 _HEADERS = {
-    # Values of tables are text on the page; if one ever were not, it could load and run nothing, and send nothing away.
+    # The page renders values as text. Should one be interpreted as HTML, this policy lets it load, run and send
+    # nothing.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -37,22 +38,22 @@ class _File:
     etag: str
 
     async def __call__(self, request: Request) -> Response:
-        # Browsers ask for the icon at each step of a page.
-        kept = "max-age=86400" if self.media_type == _TYPES[".svg"] else "no-cache"
-        headers = _HEADERS | {"etag": self.etag, "cache-control": kept}
+        # Browsers request the icon at each navigation.
+        cache_control = "max-age=86400" if self.media_type == _TYPES[".svg"] else "no-cache"
+        headers = _HEADERS | {"etag": self.etag, "cache-control": cache_control}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(None, 304, headers)
         return Response(self.body, 200, headers, self.media_type)
 
 
 def routes() -> list[Route]:
-    """A route for each file, `/page/…`; for the page itself `/`."""
-    found = []
+    """Return a route for each file: `/page/…`, and `/` for the page itself."""
+    file_routes = []
     for path in sorted(STATIC.rglob("*")):
         if (media_type := _TYPES.get(path.suffix)) is None:
             continue
         body = path.read_bytes()
         file = _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
         name = path.relative_to(STATIC).as_posix()
-        found.append(Route("/" if name == "index.html" else f"/page/{name}", file.__call__, methods=["GET"]))
-    return found
+        file_routes.append(Route("/" if name == "index.html" else f"/page/{name}", file.__call__, methods=["GET"]))
+    return file_routes

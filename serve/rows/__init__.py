@@ -1,4 +1,4 @@
-"""Rows by key of a moment: what all answers about a table have in common, and look-ups, at once or in threads.
+"""Rows by key of a moment: the parts that all answers about a table share, and look-ups, inline or in threads.
 
-What may not live here: how a row is found (`store/read`), who has it (`passing`), and routes.
+How a row is found (`store/read`), which instance answers (`passing`), and routes do not belong here.
 """

@@ -1,5 +1,5 @@
-"""Finding the commit that made something wrong: predicates, the search over the line, its session, the changed keys.
+"""Find the commit that broke a predicate: predicates, the search over the line, its session, the changed keys.
 
-Also what a report tells beside the verdict (`evidence`) and invariants that are asked again and again (`watcher`). Only
-reads, but for the tag `last-good`.
+Also the evidence in a report (`evidence`) and invariants that are evaluated periodically (`watcher`). Read-only, except
+for the tag `last-good`.
 """

@@ -1,4 +1,4 @@
-"""Bad keys that the bad commit did not write: nothing came for them, and what others got made them wrong."""
+"""Bad keys that the bad commit did not write: rows of other keys made them wrong."""
 
 from dataclasses import dataclass
 
@@ -20,58 +20,57 @@ from .causes import Cause
 from .verdict import Verdict
 
 MOST_KEYS = 20
-"""Keys that a cause names; it counts all."""
+"""Maximum number of keys listed in a cause; `num_keys` counts all of them."""
 _BATCHES_LATER = 64
-"""By how many versions the number of a batch may be above that of its rows: compactions that came between."""
+"""Maximum number of versions by which a batch's version may exceed its `_seq`, due to compactions in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """The bad keys of a commit that wrote none of them."""
+    """Bad keys of a commit that wrote none of them."""
 
     keys: pa.Table
-    """Their key columns."""
     since: Manifest | None
-    """The last version that changed one of them; None where it is not known any more."""
+    """Last version that changed one of the keys; None if unknown."""
 
 
 def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouched | None:
-    """The bad keys, where the predicate names them and the commit wrote none; None elsewhere.
+    """Return the bad keys if the commit wrote none of them; None if it wrote some, or if the keys are unknown.
 
-    A look-up of these keys. Raises `Corruption` and `Unavailable`.
+    Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
     """
     keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
     if keys is None or not keys.named or not len(keys) or len(keys.changed()):
         return None
-    named = (name for name in (commit.stage, *tables_of(commit)) if verdict.predicate.names(name))
-    own = table_of(commit, next(named, commit.stage))
-    if own.table is None or [column.name for column in own.table.key] != keys.keys.column_names:
+    table_names = (name for name in (commit.stage, *tables_of(commit)) if verdict.predicate.names(name))
+    side = table_of(commit, next(table_names, commit.stage))
+    if side.table is None or [column.name for column in side.table.key] != keys.keys.column_names:
         return None
-    asked = keys.keys.cast(arrow_schema(own.table.key))
-    found = LookUps(store, cache, own.table, own.ssts, own.clock_ms)
-    seqs = found.of_keys(hash_keys(asked, asked.column_names), asked)[2]
+    keys_as_stored = keys.keys.cast(arrow_schema(side.table.key))
+    look_ups = LookUps(store, cache, side.table, side.ssts, side.clock_ms)
+    seqs = look_ups.of_keys(hash_keys(keys_as_stored, keys_as_stored.column_names), keys_as_stored)[2]
     if not seqs.any() or (seqs >= commit.row_seq).any():
-        # Keys without rows are wrong by what is in other tables; others were written, with the same values.
+        # No key has a row, so another table makes them wrong; or the commit rewrote some keys with the same values.
         return None
-    return Untouched(keys.keys, _writer(store, commit, int(np.max(seqs))))
+    return Untouched(keys.keys, _version_with_seq(store, commit, int(np.max(seqs))))
 
 
 def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool, how: str) -> Cause:
-    """The cause that no record of these keys came; `how` goes on with the sentence.
+    """Return the cause "no record of these keys came"; `how` is appended to its sentence.
 
-    A manifest for each channel upstream. Raises `Corruption` and `Unavailable`.
+    Reads one manifest for each channel upstream. Raises `Corruption` and `Unavailable`.
     """
     since, count = of.since, of.keys.num_rows
     offsets = read_up_to(store, verdict.bad, [verdict.stage])
     read_to = {
         f"{topic}[{partition}]": end for topic, ends in sorted(offsets.items()) for partition, end in enumerate(ends)
     }
-    which = "the bad key" if count == 1 else f"any of the {count:,} bad keys"
+    subject = "the bad key" if count == 1 else f"any of the {count:,} bad keys"
     when = f" after {since.stage}@v{since.version}, at {iso(since.time_ms)}" if since is not None else ""
     return Cause(
         "absence",
         proved=proved,
-        sentence=f"no record of {which} came{when}; what others got made {'it' if count == 1 else 'them'} bad{how}",
+        sentence=f"no record of {subject} came{when}; what others got made {'it' if count == 1 else 'them'} bad{how}",
         evidence={
             "keys": python_rows(of.keys.slice(0, MOST_KEYS)),
             "num_keys": count,
@@ -81,10 +80,10 @@ def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool
     )
 
 
-def _writer(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
-    """The version that wrote rows of a `_seq`."""
+def _version_with_seq(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
+    """Return the version that wrote rows with this `_seq`; None if it was collected."""
     for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
-        found = history.find(store, commit.app, commit.stage, version)
-        if found is not None and found.traits.changes_rows and found.row_seq == seq:
-            return found
+        manifest = history.find(store, commit.app, commit.stage, version)
+        if manifest is not None and manifest.traits.changes_rows and manifest.row_seq == seq:
+            return manifest
     return None

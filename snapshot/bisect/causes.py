@@ -1,7 +1,7 @@
-"""The classes of a cause: what may be behind a bad commit, and what each class may name.
+"""Classes of causes of a bad commit, and the evidence that each class has.
 
-Whatever a cause names is proved by a replay, or called a guess. Only classes whose fault lies in a record name one; the
-others name what moved, who did it, or since when nothing came.
+A cause is either proved by a replay, or marked as a guess. Only classes whose fault lies in a record name a record;
+other classes name the change, its author, or the time since when records are missing.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ class CauseClass:
 
     kind: CauseKind
     noun: str
-    """How people call it."""
+    """Name of the class in messages."""
     names_record: bool
-    """Whether a cause of the class may name a record as `Cause.record`."""
+    """True if a cause of the class may name a record as `Cause.record`."""
     evidence: tuple[str, ...]
-    """The fields of `Cause.evidence`."""
+    """Allowed fields of `Cause.evidence`."""
 
 
 CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
     {
-        one.kind: one
-        for one in (
+        cause_class.kind: cause_class
+        for cause_class in (
             CauseClass("operation", "an operation", False, ("kind", "stage", "version", "by", "at", "what", "command")),
             CauseClass(
                 "time",
@@ -50,41 +50,42 @@ CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
         )
     }
 )
-"""In the order in which they are asked: what needs no record comes first."""
+"""Classes by kind, in the order in which they are tried: classes that need no record first."""
 
 
 NOTE = "note"
-"""Field of any evidence: what else is to be said, such as of a program that changed and is not the cause."""
+"""Evidence field of every class: a remark, such as a program change that is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is behind a bad commit. Raises `ValueError` for one that names what its class must not."""
+    """Cause of a bad commit. Raises `ValueError` for a record or evidence that its class does not have."""
 
     kind: CauseKind
     proved: bool
-    """Whether a replay, or the store alone, proves it; else it is a guess, or not known."""
+    """True if a replay or the store proves the cause; False for a guess, or an unknown cause."""
     sentence: str
-    """It, in words."""
     record: Address | None = None
-    """The record at fault, of several the first; None where the class names none."""
+    """Record at fault, the first of several; None if the class names no record."""
     one_of: int | None = None
-    """Between as many records the app had no order, of which this is one; None where it is the only first one."""
+    """Number of records that tie for the first bad record in the app's order; None without a tie."""
     records: tuple[Address, ...] = ()
-    """All records that are part of it, in the order in which the app got them."""
+    """All records that are part of the cause, in the order in which the app read them."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What shows it, by the fields of its class."""
+    """Evidence, by the fields of the class."""
 
     def __post_init__(self) -> None:
-        of = CLASSES[self.kind]
-        if (self.record is not None or self.records) and not of.names_record:
+        cause_class = CLASSES[self.kind]
+        if (self.record is not None or self.records) and not cause_class.names_record:
             raise ValueError(f"a cause of class {self.kind} names no record; found {self.record or self.records[0]}")
-        if strange := sorted(set(self.evidence) - {*of.evidence, NOTE}):
-            raise ValueError(f"a cause of class {self.kind} has evidence {strange[0]!r}; expected one of {of.evidence}")
+        if unexpected := sorted(set(self.evidence) - {*cause_class.evidence, NOTE}):
+            raise ValueError(
+                f"a cause of class {self.kind} has evidence {unexpected[0]!r}; expected one of {cause_class.evidence}"
+            )
 
 
 def unknown(reason: str) -> Cause:
-    """A cause that nobody knows, and why."""
+    """Return an unknown cause with the reason why it is unknown."""
     return Cause(
         "unknown", proved=False, sentence=f"what is behind it is not known: {reason}", evidence={"reason": reason}
     )
@@ -92,15 +93,15 @@ def unknown(reason: str) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What is behind a bad commit."""
+    """Cause of a bad commit, with the path to the record."""
 
     cause: Cause
     found: Guilty | None = None
-    """The way from the commit to a record, as far as replays went, healthy or not; None where nothing was replayed."""
+    """Path from the commit to a record, as far as replays led; None if nothing was replayed."""
 
     @property
     def guilty(self) -> Guilty | None:
-        """The way to the record that the cause names, or as far as it is known; None for causes that name none."""
+        """Path to the record that the cause names, or as far as it is known; None for causes without a record."""
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
         return self.found

@@ -1,4 +1,4 @@
-"""Where the program of a stage changed before a bad commit, as manifests tell it by the file's checksum."""
+"""Changes of a stage's program before a bad commit, detected by the program's checksum in the manifests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ from .causes import Cause
 from .verdict import Verdict
 
 _ONE_BY_ONE = 32
-"""Versions before the bad one that are read one after the other; earlier ones are searched by halves."""
+"""Number of versions before the bad one that are read one by one; a binary search covers earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramChange:
-    """That a stage went on with another program."""
+    """Change of a stage's program."""
 
     stage: str
     version: int
-    """The first version of the new one, a claim."""
+    """First version of the new program, a claim."""
     time_ms: int
-    """When that was committed."""
+    """Commit time of that first version."""
     before: Program
     after: Program
     last: int
-    """The last version of the program before."""
+    """Last version of the previous program."""
     batches: int
-    """How many batches of the new program come before the commit that is asked about, as far as was counted."""
+    """Number of counted batches of the new program before the commit in question."""
 
     def __str__(self) -> str:
         return f"{self.stage}@v{self.version}, from {self.before} to {self.after}"
 
 
 def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
-    """The last change of a stage's program up to a version; None where none is known.
+    """Return the last change of a stage's program up to a version; None if none is known.
 
-    Some manifests; of changes long ago, and back again, one may be passed over. Raises `Corruption` and `Unavailable`.
+    Reads a few manifests. May miss an old change that was reverted later. Raises `Corruption` and `Unavailable`.
     """
     if (program := commit.program) is None:
         return None
     newer, batches = commit, 0
     for manifest in islice(history.backwards(store, commit), 1, _ONE_BY_ONE + 1):
-        if (change := _change(manifest, newer, batches)) is not None:
+        if (change := _change_between(manifest, newer, batches)) is not None:
             return change
         if manifest.traits.reads_records:
             batches += 1
@@ -57,29 +57,27 @@ def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
     if newer.version <= 1 or (last := history.newest_where(read, first, newer, is_other)) is None:
         return None
     following = history.find(store, commit.app, commit.stage, last.version + 1)
-    return _change(last, following, batches) if following is not None else None
+    return _change_between(last, following, batches) if following is not None else None
 
 
-def _change(earlier: Manifest, later: Manifest, batches: int) -> ProgramChange | None:
-    before, after = earlier.program, later.program
-    if before is None or after is None or before.checksum == after.checksum:
+def _change_between(earlier: Manifest, later: Manifest, batches: int) -> ProgramChange | None:
+    old, new = earlier.program, later.program
+    if old is None or new is None or old.checksum == new.checksum:
         return None
-    return ProgramChange(
-        later.stage, later.version, later.time_ms, before, after, last=earlier.version, batches=batches
-    )
+    return ProgramChange(later.stage, later.version, later.time_ms, old, new, last=earlier.version, batches=batches)
 
 
 def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Changes whose first batch is this commit, or one upstream that it read; nearest first.
+    """Yield program changes whose first batch is this commit, or an upstream commit that it read; nearest first.
 
-    Raises as `change_before`.
+    Raises the same errors as `change_before`.
     """
     change = change_before(store, commit)
     if change is not None and not change.batches:
         yield change
-    before = history.find(store, commit.app, commit.stage, commit.version - 1)
+    previous = history.find(store, commit.app, commit.stage, commit.version - 1)
     for name, read in commit.inputs.items():
-        after = before.inputs[name].version if before is not None and name in before.inputs else 0
+        after = previous.inputs[name].version if previous is not None and name in previous.inputs else 0
         if read.upstream and read.version > after:
             for sender in history.between(store, commit.app, read.upstream, after, read.version):
                 if sender.traits.reads_records:
@@ -88,9 +86,9 @@ def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChang
 
 
 def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """A guess without a replay: the commit is the first one of a new program. None where it is not.
+    """Return a program change as the guessed cause if the commit is the first one of a new program; else None.
 
-    Raises as `change_before`.
+    Needs no replay. Raises the same errors as `change_before`.
     """
     if verdict.candidates or not verdict.bad.stages[verdict.stage].traits.reads_records:
         return None
@@ -99,9 +97,10 @@ def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: Program | None = None) -> Cause:
-    """The cause that a program changed. `because` goes on with the sentence; `add` is the file whose replay tells more.
+    """Return the cause "the program changed". `because` is appended to the sentence.
 
-    `how` is what shows it: `both programs`, `the program before`, `older batches`, `guess`.
+    `add` is the old program, to be given with --code for a replay. `how` names the evidence: `both programs`,
+    `the program before`, `older batches` or `guess`.
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{because}"

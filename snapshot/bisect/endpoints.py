@@ -1,4 +1,4 @@
-"""The two ends of a search: from refs to moments of the app's line, and whether they can be the ends of one."""
+"""Ends of a search: resolves refs to moments of the app's line, and checks that they can be searched between."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,40 +16,40 @@ from .predicate import Predicate
 from .verdict import Answer, Evaluation
 
 BEGINNING = "beginning"
-"""How the moment before the first commit is called, which no ref names."""
+"""Name of the moment before the first commit, which has no ref."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a search begins and ends."""
+    """Both ends of a search."""
 
     between: Between
     begin: Cut
-    """From where on all versions in between are there; the good end where none is missing, or all are."""
+    """Moment from which on no version is missing; the good end if no version is missing, or all are."""
     good: str | None
-    """The ref that was given, None for the beginning."""
+    """Ref of the good end; None for the beginning."""
     bad: str | None
-    """The ref that was given, None for now."""
+    """Ref of the bad end; None for now."""
     resolved: Mapping[str, Cut]
-    """What these resolve to."""
+    """Cuts that the refs resolve to, by ref."""
     begins: str
-    """The ref from which on every version is there, where older history was collected and is searched, too."""
+    """Ref of `begin` if older, thinned-out history is searched as well; else empty."""
 
-    def with_known(self, evaluator: Evaluator, known: Mapping[str, Answer], now_ms: int) -> "Ends":
-        """These ends, moved together by answers that are known, which the evaluator is told.
+    def with_known(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "Ends":
+        """Return the ends narrowed by known answers, which are also added to the evaluator.
 
         Raises:
-            Refused: a moment that is known to be good is not before one that is known to be bad.
+            Refused: a moment known to be good is not before a moment known to be bad.
         """
         between, line = self.between, self.between.whole
         good, bad = [self.begin], list[Cut]()
-        for ref, answer in known.items():
+        for ref, answer in answers.items():
             cut = with_retired(line, resolve(line.store, ref, now_ms=now_ms)) if ref else Cut(line.heads.app, {})
-            is_left = line.is_left(cut)
-            if not is_left:
+            is_kept = line.is_kept(cut)
+            if not is_kept:
                 cut = line.within(cut) if answer == "good" else line.around(cut)
             evaluator.know(cut, answer)
-            if not is_left and answer != "skip":
+            if not is_kept and answer != "skip":
                 (good if answer == "good" else bad).append(cut)
         begin, high = max(good, key=length), min(bad, key=length, default=between.high)
         if bad and length(begin) >= length(high):
@@ -63,23 +63,23 @@ class Ends:
         return replace(self, between=replace(between, low=low, high=high), begin=begin)
 
     def settle(self, evaluator: Evaluator) -> Between:
-        """What to search, from a good end to a bad one: without the moments before the whole line, if they need not be.
+        """Return the range to search, with a good and a bad end; without history before `begin` where possible.
 
         Raises:
-            Refused: something is wrong at the good end already, or nothing is at the bad one.
+            Refused: the good end is bad already, or the bad end is good.
         """
         low, high, begin = self.between.low, self.between.high, self.begin
         to_come = replace(self.between, low=begin).evaluations_left() + evaluator.most_probes
         if not (at_high := evaluator.at(high, 1 + to_come)).bad:
             raise self._not_bad(evaluator, at_high)
         if self.good and evaluator.at(low, to_come).bad:
-            raise self._bad_already(evaluator)
+            raise self._already_bad(evaluator)
         if length(begin) < length(high):
             if not evaluator.at(begin, to_come).bad:
                 return replace(self.between, low=begin)
             high = begin
         if evaluator.at(low, to_come).bad:
-            raise self._bad_already(evaluator)
+            raise self._already_bad(evaluator)
         return replace(self.between, high=high)
 
     def _not_bad(self, evaluator: Evaluator, at_high: Evaluation) -> Refused:
@@ -95,24 +95,27 @@ class Ends:
             hint="give --bad a moment at which something is; `slackwater query` shows the tables",
         )
 
-    def _bad_already(self, evaluator: Evaluator) -> Refused:
+    def _already_bad(self, evaluator: Evaluator) -> Refused:
         low, line = self.between.low, self.between.whole
         where = f"{self._name_of(evaluator, self.good, low)}: it is not good there"
         hint = "leave --good away to search all"
-        before = replace(self.between, low=line.beginning(), high=low)
+        until_low = replace(self.between, low=line.beginning(), high=low)
         if not self.good and not self.between.is_whole:
             where = f"{evaluator.ref(low)}, the oldest moment that is left of the history of {low.app}"
             hint = "what came before was thinned out by gc, and nobody can tell any more"
         elif not self.good:
             where = f"the beginning of the history of {low.app}"
             hint = "give --good a later moment, or a predicate that was not true from the start"
-        elif self.between.is_whole and before.ordered() and (earlier := before.middle()) is not None:
+        elif self.between.is_whole and until_low.ordered() and (earlier := until_low.middle()) is not None:
             hint = f"try --good {evaluator.ref(earlier)}"
-        said = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"
-        return Refused(f"{said} already at {where}", hint=hint)
+        finding = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"
+        return Refused(f"{finding} already at {where}", hint=hint)
 
     def _name_of(self, evaluator: Evaluator, text: str | None, prefix: Cut) -> str:
-        """How messages call an end: by what was typed, unless the search uses another moment; empty for the default."""
+        """Return the name of an end for messages; empty for a default end.
+
+        This is the ref as typed, unless the search moved the end to another moment.
+        """
         if text is None or not self.between.is_whole or self.resolved[text].versions == prefix.versions:
             return text or ""
         return f"{evaluator.ref(prefix) or 'the beginning'}, the moment of the app's line next to {text}"
@@ -121,15 +124,15 @@ class Ends:
 def find_ends(
     store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
 ) -> Ends:
-    """What lies on the app's line between two refs. An end that is no moment of it is moved to the next one that is.
+    """Return the ends of a search between two refs. An end that is not on the line is moved to the next moment that is.
 
-    The good one may be `beginning`, which is what None means.
+    `good` may be `beginning`, which is the default for None.
 
     Raises:
         Usage: a ref is malformed, or the bad end is the beginning.
-        NotFound: there is no such app or moment.
-        Refused: an end is another app's; or `good` is not before `bad`; or the predicate names a table that is retired
-            at `bad`.
+        NotFound: the app or a moment does not exist.
+        Refused: an end belongs to another app; or `good` is not before `bad`; or the predicate names a table that is
+            retired at `bad`.
     """
     if bad == BEGINNING:
         raise Usage(
@@ -141,7 +144,7 @@ def find_ends(
     for ref in refs:
         _check_app(app, ref, now_ms)
     resolved = {ref: resolve(store, ref, now_ms=now_ms) for ref in refs}
-    # After the ends, so that they lie on it. What the app commits from now on does not move it.
+    # Read after the ends, so that they lie on the line. Later commits of the app do not change it.
     line = line_of(store, app)
     resolved = {ref: with_retired(line, cut) for ref, cut in resolved.items()}
     until = resolved[bad] if bad else line.heads
@@ -163,20 +166,20 @@ def find_ends(
 
 
 def _good_end(between: Between, good: Cut | None) -> Cut:
-    """The moment to begin at, `good` or else the oldest; `between` begins where the whole line does."""
+    """Return the moment of the line to begin at: `good`, or the oldest moment; `between` begins with the line."""
     line, begin = between.whole, between.low
     if good is None:
-        left = line.left_between(Cut(between.high.app, {}), between.high)
-        return line.at(left[0]) if left else begin
+        commits = line.kept_between(Cut(between.high.app, {}), between.high)
+        return line.at(commits[0]) if commits else begin
     if not line.is_whole(good):
         return good
     low = line.within(good)
-    # The prefix within a snapshot may lie where history is not whole.
+    # The prefix within a snapshot may lie where versions were collected.
     return low if not line.limit.first or replace(between, high=low).ordered() else begin
 
 
 def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
-    """Raise `Refused` when the good end is not before the bad one; `begin` is from where on all versions are there."""
+    """Raise `Refused` unless the good end is before the bad end; no version from `begin` on was collected."""
     line, low, high, app = between.whole, between.low, between.high, between.high.app
     is_before = replace(between, low=begin).ordered()
     if not line.is_whole(high):
@@ -194,9 +197,9 @@ def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None
 
 
 def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
-    """A ref that always names the moment that a search takes for this one; where that was collected, the same ref.
+    """Return a stable ref to the moment that a search uses for `ref`; the same ref if that moment was collected.
 
-    Raises as `find_ends`.
+    Raises the same errors as `find_ends`.
     """
     _check_app(app, ref, now_ms)
     line = line_of(store, app)
@@ -207,7 +210,7 @@ def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) 
 
 
 def _watched(predicate: Predicate, line: Line) -> frozenset[str]:
-    """The stages whose tables decide what the predicate says, under all names that they had."""
+    """Return the stages whose tables the predicate reads, under their current and former names."""
     heads = line.heads.stages
     named = frozenset(heads) if predicate.channels else predicate.tables(line.heads)
     stages = {owner(table, heads) for table in named}

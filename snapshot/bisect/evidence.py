@@ -1,7 +1,7 @@
-"""All that a report tells beside a verdict: the commits around it, snapshots, how much was wrong, what it reached.
+"""Evidence of a report: commits around the verdict, snapshots, number of wrong rows, affected stages.
 
-All of it is read from the store and costs some dozens of manifests, a few evaluations of the predicate at moments that
-the search has just looked at, and the rows of one version for each later stage.
+Reads only the store: a few dozen manifests, a few evaluations of the predicate at moments that the search has just
+evaluated, and the rows of one version of each downstream stage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,50 +27,50 @@ from .predicate import Context, Skip
 from .verdict import Verdict
 
 MAX_COUNTED = 100_000
-"""Wrong rows that are counted at one moment; there may be more."""
+"""Maximum number of wrong rows counted at one moment."""
 _MAX_COUNTS = 8
-"""Moments at which they are counted, those nearest to the verdict."""
+"""Maximum number of moments at which wrong rows are counted, nearest to the verdict first."""
 _BEFORE = 8
-"""Commits that are told of before the verdict's."""
+"""Number of commits listed before the verdict's."""
 _AFTER = 6
-"""Commits that are told of after it."""
+"""Number of commits listed after the verdict's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A later stage that got something of the bad version's."""
+    """Downstream stage that consumed the bad version, or a version that depends on it."""
 
     first: Manifest
-    """The stage's first version that had consumed the bad one, directly or through stages between them."""
+    """First version of the stage that depends on the bad version."""
     newest: int
-    """The stage's newest version: all between these two build on it."""
+    """Newest version of the stage; all versions from `first` to `newest` depend on the bad one."""
     rows: int
-    """How many rows the first read of stages that had consumed the bad version, or are its stage; not all need be its.
-    """
+    """Number of rows that `first` read from affected stages; some of these rows may be correct."""
     keys: KeyChanges | None
-    """The keys whose rows the first changed, by whatever input; None for a stage without a table, and where its rows
-    cannot be read."""
+    """Keys whose rows `first` changed; None for a stage without a table, or if the rows cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known around a verdict."""
+    """Evidence around a verdict."""
 
     commits: tuple[Manifest, ...]
     """Commits of all stages around the verdict's, in the order of the line."""
     wrong: Mapping[str, int]
-    """How many rows the predicate returns, by the ref of a bad moment, up to `MAX_COUNTED`: for the verdict's and for
-    those nearest to it. Good moments have none. Empty where code decides, not SQL."""
+    """Number of wrong rows (at most `MAX_COUNTED`) by ref of a bad moment, for the verdict and moments near it.
+
+    Empty if the predicate is code instead of SQL.
+    """
     snapshots: tuple[Snapshot, ...]
     """All snapshots, oldest first."""
     reached: tuple[Reached, ...]
-    """Later stages, senders before receivers."""
+    """Affected downstream stages, upstream first."""
     audit: Report
-    """What verifying the bad moment found, without reading rows."""
+    """Result of `verify` at the bad moment, without reading rows."""
 
 
 def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None = None) -> Evidence:
-    """Gather what is known around a verdict; `reader` reads records in flight, for a predicate that asks for them.
+    """Gather the evidence around a verdict; `reader` reads in-flight records if the predicate needs them.
 
     Raises:
         NotFound: a manifest was collected meanwhile.
@@ -78,12 +78,12 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topic
         Unavailable: storage did not answer.
     """
     line, bad = line_of(store, verdict.app).above(verdict.good), verdict.bad
-    before = list(islice(newest_first(store, verdict.app, bad.stages), _BEFORE + 1))[::-1]
+    earlier = list(islice(newest_first(store, verdict.app, bad.stages), _BEFORE + 1))[::-1]
     following = (history.after(store, verdict.app, name, bad.versions.get(name, 0)) for name in line.heads.stages)
-    after = sorted((commit for each in following for commit in islice(each, _AFTER)), key=line.place)[:_AFTER]
+    after = sorted((commit for commits in following for commit in islice(commits, _AFTER)), key=line.place)[:_AFTER]
     return Evidence(
-        commits=(*before, *after),
-        wrong=_wrong(store, cache, verdict, reader),
+        commits=(*earlier, *after),
+        wrong=_count_wrong(store, cache, verdict, reader),
         snapshots=list_snapshots(store, verdict.app),
         reached=tuple(_reached(line, cache, bad.stages[verdict.stage])),
         audit=verify(store, bad),
@@ -91,18 +91,15 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topic
 
 
 def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """How many commits a prefix of the line ends after the first bad one; negative before it.
+    """Return the number of commits from the first bad one to the end of a prefix; negative before it.
 
     Each commit of the line adds one to the sum of all stages' versions.
     """
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 
-def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
-    """Rows of the predicate by moment; without those at which it cannot be asked any more.
-
-    Only those of SQL: a program's answer has no rows to count, and to run it again is the user's own affair.
-    """
+def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
+    """Return the number of wrong rows by ref, without moments where the predicate fails. Empty unless it is SQL."""
     if not verdict.predicate.sql:
         return {}
     counts = {verdict.bad_ref: min(verdict.rows.num_rows, MAX_COUNTED)}
@@ -118,13 +115,13 @@ def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics
 
 
 def _reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
-    """Each stage that had consumed a version, senders before receivers."""
+    """Yield each stage that depends on a version, upstream first."""
     firsts, store = line.dependents(version), line.store
     for stage, first in firsts.items():
-        before = history.find(store, first.app, stage, first.version - 1) if first.version > 1 else None
+        previous = history.find(store, first.app, stage, first.version - 1) if first.version > 1 else None
         rows = sum(read.rows for read in first.inputs.values() if read.upstream in (version.stage, *firsts))
         try:
-            keys = changed_keys(store, cache, before, first, pa.table({}))
+            keys = changed_keys(store, cache, previous, first, pa.table({}))
         except (NotFound, Corruption):
             keys = None
         yield Reached(first, line.heads.stages[stage].version, rows, keys)

@@ -1,9 +1,9 @@
-"""All changes of a predicate that looks at one row at a time: one pass over the rows that versions wrote.
+"""Find all changes of a predicate on single rows by one pass over the rows that the versions wrote.
 
-Such a predicate says of a row whether it is wrong, and that does not change until its key is written again, or expires.
-So nothing is evaluated at any version but the first: what each version wrote (`_seq`) is looked at once, and how many
-keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history. A search
-tells by it whether the history went from good to bad once.
+Whether a row is wrong does not change until its key is written again, or expires. So the predicate is not evaluated
+at each version: the rows that each version wrote (`_seq`) are checked once, and a running count of wrong keys is kept.
+The cost is proportional to the rows written, not to the size of the state. The result shows if the history
+went from good to bad only once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ from .predicate import Predicate, Where
 from .verdict import Flip, Flips
 
 _MOST_VERSIONS = 256
-"""Manifests that are read for it."""
+"""Maximum number of manifests to read."""
 _MOST_BYTES = 64 << 20
-"""Bytes of SSTs."""
+"""Maximum number of SST bytes to read."""
 
 _CHANGES = f"""
     WITH lives AS (
@@ -47,80 +47,80 @@ _CHANGES = f"""
     FROM (SELECT version, 1 AS delta FROM ends UNION ALL SELECT until, -1 FROM ends WHERE until IS NOT NULL)
     GROUP BY version ORDER BY version
 """
-"""By version, how many more keys are wrong: a wrong row is there until its key is written again, or it expires."""
+"""Change of the number of wrong keys, by version. A wrong row counts until its key is written again, or expires."""
 
 
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """All versions between two moments at which a predicate on single rows went from good to bad or back.
+    """Return all versions between two moments at which a predicate on single rows went from good to bad or back.
 
-    None where the predicate looks at more than single rows of one table, where versions are missing or one is a rewind,
-    and where it takes more than a second or two: above 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
+    None if the predicate reads more than single rows of one table, if versions are missing or one is a rewind, or if
+    the scan would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
-    # What is bounded for somebody who is not trusted takes no more than its evaluations.
+    # With resource limits for untrusted users, nothing but the evaluations may run.
     if not isinstance(predicate, Where) or predicate.bounds is not None or not between.is_whole:
         return None
     if sum(map(between.length, watched)) > _MOST_VERSIONS:
         return None
     try:
-        return _scanned(store, cache, predicate, between)
+        return _scan(store, cache, predicate, between)
     except (Refused, Usage, NotFound, Gone, Corruption):
-        # Another predicate, or another history: the search says what it assumed.
+        # The predicate or the history does not support a scan: the search states its assumption instead.
         return None
 
 
-def _scanned(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """The changes between two moments of a line that is whole there; None as `scan_if_cheap`. Raises as `row_local`."""
+def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
+    """Return the changes, or None, as documented for `scan_if_cheap`. Raises the same errors as `row_local`."""
     table, sql = row_local(predicate.sql, between.high.tables)
     stage, high = owner(table, between.high.stages), between.high.tables[table]
     first = between.lowest(stage)
-    if any(each.version > first for each in high.rewinds):
+    if any(version.version > first for version in high.rewinds):
         return None
     read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
-    manifests = [table_of(each, table) for each in read]
+    manifests = [table_of(manifest, table) for manifest in read]
     sources = [*_written(manifests)]
     if stage in between.low.stages:
         low = table_of(between.low.stages[stage], table)
         manifests.insert(0, low)
         sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
-    taken = {each.sst.object: each.sst.bytes for each in sources}
-    if sum(taken.values()) > _MOST_BYTES:
+    sst_bytes = {source.sst.object: source.sst.bytes for source in sources}
+    if sum(sst_bytes.values()) > _MOST_BYTES:
         return None
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
-    paths = {each.sst.object: cache.sql_path(store, each.sst) for each in sources}
+    paths = {source.sst.object: cache.sql_path(store, source.sst) for source in sources}
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
-        _show(con, table, high, sources, paths)
+        _create_views(con, table, high, sources, paths)
         try:
             con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
         except duckdb.Error as error:
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
-        clocks = {each.clock_ms: each.version for each in reversed(manifests)}
+        clocks = {manifest.clock_ms: manifest.version for manifest in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
         keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
-        # By version, how many more keys are wrong, ascending.
+        # Change of the number of wrong keys, by ascending version.
         changes: dict[int, int] = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
         rows: int = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     later = {version: delta for version, delta in changes.items() if version > first}
     at_first = sum(changes.values()) - sum(later.values())
     counts = [*zip([first, *later], np.cumsum([at_first, *later.values()]).tolist(), strict=True)]
-    times = {each.version: each.time_ms for each in manifests}
-    found = tuple(
-        Flip(f"{high.app}/{stage}@v{version}", version, times[version], after > 0, after)
-        for (_, before), (version, after) in pairwise(counts)
-        if (before > 0) != (after > 0)
+    times = {manifest.version: manifest.time_ms for manifest in manifests}
+    flips = tuple(
+        Flip(f"{high.app}/{stage}@v{version}", version, times[version], count > 0, count)
+        for (_, previous_count), (version, count) in pairwise(counts)
+        if (previous_count > 0) != (count > 0)
     )
-    return Flips(stage, first, high.version, found, tuple(counts), rows)
+    return Flips(stage, first, high.version, flips, tuple(counts), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIn:
-    """An SST, and which of its rows count as written by a version."""
+    """Rows of an SST that count as written by a version."""
 
     sst: Sst
     version: int
     seq: int | None
-    """Their `_seq`; None for all rows."""
+    """`_seq` of these rows; None for all rows of the SST."""
 
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
@@ -130,16 +130,19 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
             yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 
 
-def _show(
+def _create_views(
     con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_WrittenIn], paths: Mapping[str, Path]
 ) -> None:
-    """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
+    """Create the table `_written` of all rows that count, and a view under the table's name without deleted rows.
 
-    An SST may be there twice: as one of the first version, and as what a version wrote. All have the columns of `high`.
+    An SST may be listed twice: for the first version, and for the version that wrote it. All rows get the columns of
+    `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
     schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])
-    labels = [{"path": str(paths[each.sst.object]), "version": each.version, "seq": each.seq} for each in sources]
+    labels = [
+        {"path": str(paths[source.sst.object]), "version": source.version, "seq": source.seq} for source in sources
+    ]
     con.register("_labels", pa.Table.from_pylist(labels, schema=schema))
     files = sorted({str(path) for path in paths.values()})
     ssts = list({source.sst.object: source.sst for source in sources}.values())
@@ -147,7 +150,7 @@ def _show(
     expires = any(sst.expiring for sst in ssts)
     rows = " UNION ALL ".join(
         f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
-        f"{from_files([paths[ssts[place].object] for place in some.places], by_name=True, filename=True)}"
+        f"{from_files([paths[ssts[place].object] for place in some.positions], by_name=True, filename=True)}"
         for some in alike(ssts, paths, high.table)
     )
     con.execute("SET allowed_paths = $files", {"files": files})

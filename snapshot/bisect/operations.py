@@ -1,4 +1,4 @@
-"""The operation that a commit is: what was done to the app by a verb, by whom, and when."""
+"""Recognize a bad commit that is an operation: the verb, its author and its time."""
 
 from ...common.instants import iso
 from ...store.objects.protocol import ObjectStore
@@ -8,13 +8,13 @@ from .causes import Cause
 from .verdict import Verdict
 
 _SLACK_MS = 3_600_000
-"""How far the clocks of a commit's writer and of the log's may differ."""
+"""Maximum clock difference between the writer of a commit and the writer of the audit log."""
 
 
 def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """The operation that the bad commit is; None for a batch. A listing, and a read for each later operation.
+    """Return the operation that made the bad commit; None for a batch.
 
-    Raises `Corruption` and `Unavailable`.
+    Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
     if verdict.candidates:
         return None
@@ -22,19 +22,19 @@ def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause | None:
-    """The operation that made a version; None where none did. `then` goes on with the sentence.
+    """Return the operation that made a version; None for a batch. `then` is appended to the sentence.
 
-    Raises as `operation_of`.
+    Raises the same errors as `operation_of`.
     """
     if not commit.traits.verbs:
         return None
-    done, stage, version = _logged(store, commit), commit.stage, commit.version
+    done, stage, version = _find_entry(store, commit), commit.stage, commit.version
     edited = commit.edited
     by = edited.by if edited is not None else done.by if done is not None else commit.by
     verb = "adopt" if commit.adopted is not None else done.verb if done is not None else commit.traits.verbs[0]
-    what = edited.what if edited is not None else _what(commit, done)
+    detail = edited.what if edited is not None else _describe(commit, done)
     why = edited.message if edited is not None else done.message if done is not None else ""
-    # A statement has values: it stands in the evidence, which can be hidden.
+    # A statement contains values, so it is only in the evidence, which can be masked.
     sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {iso(commit.time_ms)}{then}"
     evidence = {
         "kind": commit.kind,
@@ -42,26 +42,25 @@ def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause 
         "version": version,
         "by": by,
         "at": iso(commit.time_ms),
-        "what": f"{what} ({why})" if why else what,
+        "what": f"{detail} ({why})" if why else detail,
         "command": f"slackwater {verb}",
     }
     return Cause("operation", proved=True, sentence=sentence, evidence=evidence)
 
 
-def _logged(store: ObjectStore, commit: Manifest) -> Operation | None:
-    """What the log of operations says of a version; None where it does not know it any more."""
+def _find_entry(store: ObjectStore, commit: Manifest) -> Operation | None:
+    """Return the audit log's entry for a version; None if the log has none."""
 
     def is_meant(done: Operation) -> bool:
         stage, version = commit.stage, commit.version
-        made = done.before.get(stage, version) < version <= done.after.get(stage, 0)
-        return made and done.verb in commit.traits.verbs
+        is_in_range = done.before.get(stage, version) < version <= done.after.get(stage, 0)
+        return is_in_range and done.verb in commit.traits.verbs
 
-    found = list_operations(store, commit.app, 1, is_meant=is_meant, since_ms=commit.time_ms - _SLACK_MS)
-    return found[0] if found else None
+    entries = list_operations(store, commit.app, 1, is_meant=is_meant, since_ms=commit.time_ms - _SLACK_MS)
+    return entries[0] if entries else None
 
 
-def _what(commit: Manifest, done: Operation | None) -> str:
-    """What an operation did, in words."""
+def _describe(commit: Manifest, done: Operation | None) -> str:
     if (rewind := commit.rewind) is not None:
         return f"back to v{rewind.to}{', its table only' if rewind.table_only else ''}"
     return done.detail if done is not None and done.detail else f"{commit.stage} v{commit.version - 1} was changed"

@@ -1,4 +1,4 @@
-"""What "wrong" means: a predicate, asked at any cut; a query that then returns rows, or a condition that fails."""
+"""Predicates of bisect: a query that returns wrong rows, or a condition that must hold, evaluated at any cut."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -26,67 +26,67 @@ from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a predicate is asked: a cut, and what it takes to read it."""
+    """Cut at which a predicate is evaluated, and the means to read it."""
 
     store: ObjectStore
-    """Has the SSTs that the cut's manifests name."""
+    """Store with the SSTs that the cut's manifests name."""
     cache: SstCache
     cut: Cut
-    """Any consistent cut, also one that was never committed."""
+    """Any consistent cut, even if it was never committed."""
     later: Mapping[str, Manifest] = field(default_factory=dict)
-    """Later versions of stages: the tables and channels that only they have are shown without rows."""
+    """Later versions of stages: tables and channels that only these have are visible as empty."""
     only: Collection[str] | None = None
-    """The tables to open; None for those that the predicate names."""
+    """Tables to open; None for the tables that the predicate names."""
     reader: Topics | None = None
-    """Reads records in flight."""
+    """Reads in-flight records."""
     ref: str = ""
-    """Names the cut; empty for one that was never committed, or before the first commit."""
+    """Ref to the cut; empty if it was never committed, or before the first commit."""
 
 
 class Predicate(Protocol):
-    """What is wrong at a cut. Depends on the rows of the cut alone: the same rows, the same answer."""
+    """Finds wrong rows at a cut. Depends only on the cut's rows: equal rows give equal answers."""
 
     @property
     def text(self) -> str:
-        """How messages call it: what was typed."""
+        """Predicate as typed, for messages."""
         ...
 
     @property
     def sql(self) -> str:
-        """A query that returns rows when something is wrong, for whoever wants to look; empty where code decides."""
+        """Query that returns the wrong rows; empty if code decides."""
         ...
 
     @property
     def channels(self) -> bool:
-        """Whether it may ask for records in flight."""
+        """True if the predicate may read in-flight records."""
         ...
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """The tables of a cut that decide what it says."""
+        """Return the tables of a cut that the predicate depends on."""
         ...
 
     def names(self, table: str) -> bool:
-        """Whether it asks for this table by its name."""
+        """Return True if the predicate names this table."""
         ...
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
-        """What is wrong at a cut, up to `max_rows` rows; without rows nothing is.
+        """Return the wrong rows at a cut, at most `max_rows`; no rows if nothing is wrong.
 
         Raises:
-            Skip: it says itself that it cannot judge this cut.
-            Usage: it is malformed, or fails on what is at the cut.
-            NotFound: the cut lacks a table or column that it names.
-            Gone: records in flight are gone from Kafka.
-            Corruption: an SST is not what its manifest promises.
+            Skip: the predicate cannot judge this cut, and says so.
+            Usage: the predicate is malformed, or fails on the data of the cut.
+            NotFound: the cut lacks a table or column that the predicate names.
+            Gone: in-flight records are gone from Kafka.
+            Corruption: an SST does not match its manifest.
             Unavailable: storage did not answer.
         """
         ...
 
 
 class Skip(Exception):
-    """A predicate cannot judge this cut; the message says why. Nothing is wrong with the request.
+    """A predicate cannot judge this cut; the message says why. The request itself is valid.
 
-    `lacks` when that is for want of a table or column.
+    `lacks` is True if a table or column is missing.
     """
 
     def __init__(self, why: str, *, lacks: bool = False) -> None:
@@ -95,9 +95,9 @@ class Skip(Exception):
 
 
 class Wanted(Exception):
-    """A person is to say what a moment is; `ref` is empty for the one before the first commit.
+    """A person has to judge this moment; `ref` is empty for the moment before the first commit.
 
-    `left` is how many will follow, as far as one can tell.
+    `left` estimates how many moments will follow.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
@@ -107,7 +107,7 @@ class Wanted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OfAllTables:
-    """What holds of code, and of a person: nobody knows which tables they look at."""
+    """Base of predicates that may read any table: code, and a person."""
 
     text: str
     sql: ClassVar[str] = ""
@@ -122,7 +122,7 @@ class OfAllTables:
 
 @dataclass(frozen=True, slots=True)
 class ByHand(OfAllTables):
-    """No predicate: a person looks. Every stage counts then, and what it sent."""
+    """Predicate judged by a person, who may look at the rows of every stage and at in-flight records."""
 
     text: str = "by hand"
     channels: ClassVar[bool] = True
@@ -133,13 +133,13 @@ class ByHand(OfAllTables):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """SQL that returns rows when something is wrong. Rows with a table's key columns name the keys that are."""
+    """SQL that returns rows if something is wrong. Rows with a table's key columns identify the wrong keys."""
 
     sql: str
     typed: str = ""
-    """What was typed, where it was not SQL."""
+    """Condition as typed, if it was not a query."""
     bounds: Bounds | None = None
-    """What it may take and see; None for what its user may."""
+    """Limits on the query's resources and visible columns; None for a trusted user."""
 
     @property
     def text(self) -> str:
@@ -167,18 +167,18 @@ class Where:
             max_rows=max_rows,
             bounds=self.bounds,
         )
-        # Its keys are looked for in tables.
+        # The search looks up these keys in tables, so masked values are restored.
         return names_of(self.bounds.secret).restored(rows) if self.bounds and self.bounds.secret else rows
 
 
 _ALONE = "SELECT ({condition}) AS holds"
 _OVER = _ALONE + " FROM {table}"
-"""Of an aggregate one row, else one for each of the table's."""
+"""Returns one row for an aggregate, else one for each row of the table."""
 _ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
-"""The rows that are wrong, with their keys."""
+"""Returns the wrong rows, with their keys."""
 _FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _WRONG = {"check": "NOT ", "where": ""}
-"""A check must hold; what a where says is wrong."""
+"""Prefix that turns a condition into "is wrong": a check must hold, a where must not."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -186,13 +186,13 @@ _EXAMPLES = {
 
 
 def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
-    """The predicate that a query returns rows; or that a condition, as `check` takes it, holds: of a row or aggregate.
+    """Return a predicate from a query that returns wrong rows, or from a condition that selects them.
 
-    So `balance < 0` are the rows of the one table that has this column, `max(balance) > 100` is an aggregate of it, and
-    one that is NULL is not wrong. Raises as `check`, and `Usage` where `table` is given beside a whole query.
+    `balance < 0` selects rows of the one table that has this column; `max(balance) > 100` is an aggregate of it.
+    NULL is not wrong. Raises the errors of `check`, and `Usage` if `table` is given together with a whole query.
     """
     if is_condition(sql):
-        return _over(store, app, sql, table, "where")
+        return _over_table(store, app, sql, table, "where")
     if table and is_statement(sql):
         raise Usage(
             f"a table is given, {table}, beside a whole query, which names its own tables",
@@ -202,24 +202,24 @@ def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
 
 
 def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Where:
-    """The predicate that a condition does not hold.
+    """Return a predicate from a condition that must hold.
 
-    A condition is over the rows of one table: each of them (`balance >= 0`), or an aggregate (`min(balance) >= 0`).
-    Or it is a whole SELECT that returns it, or made of those, over any tables. As with CHECK in SQL, one that is
-    NULL holds: so it does for a table without rows, where `min(balance)` is NULL.
+    A condition is over the rows of one table: each row (`balance >= 0`), or an aggregate (`min(balance) >= 0`).
+    It may also be a SELECT that returns one boolean, or combine such SELECTs, over any tables. As with CHECK in SQL,
+    NULL holds: for example `min(balance)` of an empty table.
 
-    The app's newest versions say which columns there are; `table` is the table whose columns it names, empty for the
-    only one that has them all.
+    Columns are those of the app's newest versions; `table` is the table of the condition, empty for the only table that
+    has all its columns.
 
     Raises:
-        Usage: it is no condition, or no table or several have its columns.
-        NotFound: there is no such app or table.
+        Usage: the condition is malformed, or no table or several have its columns.
+        NotFound: the app or table does not exist.
     """
-    return _over(store, app, condition, table, "check")
+    return _over_table(store, app, condition, table, "check")
 
 
-def _over(store: ObjectStore, app: str, condition: str, table: str, what: Literal["check", "where"]) -> Where:
-    typed, condition, wrong = condition, bare(condition), _WRONG[what]
+def _over_table(store: ObjectStore, app: str, condition: str, table: str, option: Literal["check", "where"]) -> Where:
+    typed, condition, wrong = condition, bare(condition), _WRONG[option]
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
@@ -229,34 +229,34 @@ def _over(store: ObjectStore, app: str, condition: str, table: str, what: Litera
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
             return Where(_FAILS.format(query=query, wrong=wrong), typed)
-        found, failures = list[str](), dict[str, duckdb.Error]()
+        matches, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
                 _bind(con, _OVER.format(condition=condition, table=quoted(name)), condition)
-                found.append(name)
+                matches.append(name)
             except duckdb.Error as error:
                 failures[name] = error
-        if len(found) == 1:
-            over = {"condition": condition, "table": quoted(found[0])}
+        if len(matches) == 1:
+            over = {"condition": condition, "table": quoted(matches[0])}
             query = _ROWS.format(**over, wrong=wrong)
             try:
                 con.sql(query)
-            except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
+            except duckdb.BinderException:  # WHERE takes no aggregates or window functions
                 query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
             return Where(query, typed)
-    if found:
-        hint = f"say which: {app}/{found[0]}"
-        raise Usage(f"the {what} {typed!r} may be over {' or '.join(found)}", hint=hint)
+    if matches:
+        hint = f"say which: {app}/{matches[0]}"
+        raise Usage(f"the {option} {typed!r} may be over {' or '.join(matches)}", hint=hint)
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
     raise Usage(
-        f"the {what} {typed!r} fits no table of {app}",
+        f"the {option} {typed!r} fits no table of {app}",
         quoted=reasons,
-        hint=f"a {what} is a condition over one table's columns, as {_EXAMPLES[what]}",
+        hint=f"a {option} is a condition over one table's columns, as {_EXAMPLES[option]}",
     )
 
 
 def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
-    """The query that returns the condition, when it is one, or names its tables by queries inside it."""
+    """Return the query that evaluates a condition without a table; None if the condition needs one."""
     try:
         statements = con.extract_statements(condition)
     except duckdb.ParserException:
@@ -274,10 +274,10 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
 
 
 def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
-    """Raise `duckdb.Error` when the query does not fit the tables, and `Usage` when it returns no condition."""
+    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if it returns no condition."""
     if len(con.extract_statements(query)) != 1:
         raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
-    types = [str(each) for each in con.sql(query).types]
+    types = [str(column_type) for column_type in con.sql(query).types]
     if types != ["BOOLEAN"]:
         raise Usage(
             f"the check {condition!r} returns {', '.join(types)}; expected one BOOLEAN",

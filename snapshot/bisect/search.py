@@ -1,10 +1,10 @@
 """Find the commit that made something wrong: a binary search over the app's line with a predicate.
 
-The predicate is asked at moments of the line (`cut.line`), consistent cuts that a ref names: so a wrong answer is wrong
-state, never a torn look at a running app, and whoever types the ref gets the same answer. As in git's bisect of a
-linear history, a moment that cannot be judged is passed over and another one taken, until none is left between the last
-good and the first bad one. Which is taken is our own: one beside a moment that could be judged (see `Between.middle`),
-so that a column which came late is found in a few steps.
+The predicate is evaluated at moments of the line (`cut.line`), which are consistent cuts with a ref. So a wrong answer
+means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref.
+As in git's bisect of a linear history, a moment that cannot be judged is skipped in favour of another, until none
+remains between the last good and the first bad one. Unlike git, the next candidate is one beside a judged moment (see
+`Between.middle`), so that a column that was added later is found in a few steps.
 """
 
 from bisect import insort
@@ -32,10 +32,10 @@ from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Evaluation, Flip, Flips, Verdict, VersionRange
 
 _MOST_MIDDLES = 64
-"""Moments that are asked for to see whether every one was looked at; where there are more, one was not."""
+"""Maximum number of moments checked for coverage; with more, the search counts as not exhaustive."""
 
 Edge = Literal["", "first", "last"]
-"""Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
+"""Change from good to bad to report if there are several: any, the first or the last."""
 
 
 def bisect(
@@ -52,25 +52,25 @@ def bisect(
     now_ms: int | None = None,
     reader: Topics | None = None,
 ) -> Verdict:
-    """The first commit of the app's line, between two moments, at which a predicate says that something is wrong.
+    """Find the first commit of the app's line, between two moments, at which something is wrong.
 
-    Tables that had no version yet at a moment are empty there. Versions whose tables hold the same rows are not
-    evaluated twice, nor those of tables that the predicate does not name, so there are O(log versions) evaluations
-    per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
-    back, the bad one forward. Where versions were collected, the moments that are left are searched.
+    Tables without a version at a moment are empty there. Versions with the same rows are not
+    evaluated twice, nor those of tables that the predicate does not name: O(log versions) evaluations
+    per table. An end that is not a prefix of the line, such as a snapshot, is moved to the next prefix: the good end
+    back, the bad one forward. If versions were collected, the remaining moments are searched.
 
-    SQL alone, as `predicate`, is short for `Where`. `good` and `bad` are refs; default the beginning of the app's
-    history, and now; relative ones count from `now_ms`, default the wall clock. `edge` is which change is meant, should
-    evaluations show that there are several. Moments in `known`, answers by ref, are not evaluated; `on_step` is told of
-    each that is. `reader` reads records in flight, which SQL may ask for as `inflight('channel')`.
+    A `predicate` given as SQL is short for `Where`. `good` and `bad` are refs, by default the beginning of the app's
+    history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to report
+    if evaluations show several. Moments in `known` (answers by ref) are not evaluated; `on_step` is called after
+    each evaluation. `reader` reads in-flight records, which SQL can query with `inflight('channel')`.
 
     Raises:
-        Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
-        NotFound: there is no such app, moment, table or column.
+        Usage: a ref or the SQL is malformed, or the SQL needs in-flight records and there is no `reader`.
+        NotFound: the app, a moment, table or column does not exist.
         Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`; or known answers
             contradict each other.
-        Wanted: the predicate is `ByHand`, and this moment is to be looked at next.
-        Corruption: an SST is not what its manifest promises.
+        Wanted: the predicate is `ByHand`, and a person has to judge this moment next.
+        Corruption: an SST does not match its manifest.
         Unavailable: storage did not answer.
     """
     predicate = Where(predicate) if isinstance(predicate, str) else predicate
@@ -78,47 +78,47 @@ def bisect(
     ends = find_ends(store, app, predicate, good, bad, now_ms)
     evaluator = Evaluator(store, cache, predicate, ends.between, on_step, reader)
     if isinstance(predicate, ByHand) and not good:
-        evaluator.know(ends.begin, "good")  # there is nothing to look at
+        evaluator.know(ends.begin, "good")  # all tables are empty there
     ends = ends.with_known(evaluator, known or {}, now_ms)
     searched = ends.settle(evaluator)
-    nearer: Between | None = searched
-    while nearer is not None:
-        found = _narrow(evaluator, nearer)
-        # Of moments with rows.
+    stretch: Between | None = searched
+    while stretch is not None:
+        narrowed = _narrow(evaluator, stretch)
+        # Moments with empty tables do not count.
         evaluations = sum(any(content) and not step.given for content, step in evaluator.evaluated.items())
         if isinstance(predicate, ByHand):
             break
-        _probe(evaluator, found)
-        nearer = _towards(edge, evaluator, found)
-    flips = _counted(evaluator, searched, found)
-    if flips is not None and (turn := _edge(edge, flips)) is not None:
+        _probe(evaluator, narrowed)
+        stretch = _range_towards(edge, evaluator, narrowed)
+    flips = _count_flips(evaluator, searched, narrowed)
+    if flips is not None and (turn := _flip_at_edge(edge, flips)) is not None:
         commit = searched.line.read(flips.stage, turn.version)
         low, high = searched.line.before(commit), searched.line.up_to(commit)
         if [evaluator.at(side, 0).answer for side in (low, high)] == ["good", "bad"]:
-            found = _narrow(evaluator, replace(searched, low=low, high=high))
-    verdict = _verdict(evaluator, ends, found, evaluations)
-    return replace(verdict, flips=flips, seen_all=_seen_all(evaluator, searched))
+            narrowed = _narrow(evaluator, replace(searched, low=low, high=high))
+    verdict = _verdict(evaluator, ends, narrowed, evaluations)
+    return replace(verdict, flips=flips, seen_all=_is_exhaustive(evaluator, searched))
 
 
-def _counted(evaluator: Evaluator, searched: Between, found: "_Narrowed") -> Flips | None:
-    """All changes between the ends, where they are counted cheaply and have the one that was found."""
-    if not found.certain or isinstance(evaluator.predicate, ByHand):
+def _count_flips(evaluator: Evaluator, searched: Between, narrowed: "_Narrowed") -> Flips | None:
+    """Return all changes between the ends, if counting them is cheap and confirms the commit of the search."""
+    if not narrowed.certain or isinstance(evaluator.predicate, ByHand):
         return None
     flips = scan_if_cheap(evaluator.store, evaluator.cache, evaluator.predicate, searched)
-    commit = found.between.only()
+    commit = narrowed.between.only()
     if flips is None or commit is None or commit.stage != flips.stage:
         return None
     return flips if any(flip.bad and flip.version == commit.version for flip in flips.flips) else None
 
 
-def _edge(edge: Edge, flips: Flips) -> Flip | None:
-    """The change that is meant, where there are several; None for any."""
+def _flip_at_edge(edge: Edge, flips: Flips) -> Flip | None:
+    """Return the change that `edge` selects; None if there is only one change, or any will do."""
     bad = [flip for flip in flips.flips if flip.bad]
     return bad[-1 if edge == "last" else 0] if edge and len(bad) > 1 else None
 
 
-def _seen_all(evaluator: Evaluator, searched: Between) -> bool:
-    """Whether there is no moment between the ends whose rows were not looked at."""
+def _is_exhaustive(evaluator: Evaluator, searched: Between) -> bool:
+    """Return True if every moment between the ends was evaluated, or has the rows of an evaluated one."""
     if not searched.is_whole or any(step.answer == "skip" for step in evaluator.evaluated.values()):
         return False
     cuts = [step.cut for step in evaluator.evaluated.values() if length(step.cut) <= length(searched.high)]
@@ -138,20 +138,20 @@ def _seen_all(evaluator: Evaluator, searched: Between) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Narrowed:
-    """What is left of a stretch."""
+    """Result of narrowing a range of moments."""
 
     between: Between
-    """From a good moment to a bad one; nothing in between could be judged."""
+    """Range from a good moment to a bad one, with no moment in between that can be judged."""
     good: tuple[Cut, ...]
-    """Moments that are good, each nearer to the verdict than the one before it."""
+    """Good moments, each nearer to the result than the previous one."""
     bad: tuple[Cut, ...]
-    """Moments that are bad, each nearer to the verdict than the one before it."""
+    """Bad moments, each nearer to the result than the previous one."""
     certain: bool
-    """Whether a single commit is left that can have made it bad."""
+    """True if only one commit remains that can be the first bad one."""
 
 
 def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
-    """Halve a stretch, whose ends are judged, as far as that goes. Raises as `Predicate.rows`."""
+    """Narrow a range whose ends are judged, as far as possible. Raises the same errors as `Predicate.rows`."""
     good, bad = [between.low], [between.high]
     skips: defaultdict[str, set[int]] = defaultdict(set)
     lacking: defaultdict[str, list[int]] = defaultdict(list)
@@ -159,7 +159,7 @@ def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
     if low.answer == "skip":
         for stage in between.watched:
             _skip(skips[stage], lacking[stage], between.lowest(stage), lacks=low.lacks)
-    while (cut := _next(evaluator, between, skips)) is not None:
+    while (cut := _next_moment(evaluator, between, skips)) is not None:
         step = evaluator.at(cut, between.evaluations_left() - 1 + evaluator.most_probes)
         if step.answer == "bad":
             between = replace(between, high=cut)
@@ -172,10 +172,10 @@ def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
     return _Narrowed(between, tuple(good), tuple(bad), _is_certain(evaluator, between))
 
 
-def _probe(evaluator: Evaluator, found: _Narrowed) -> None:
-    """Look into the widest stretches that the search jumped over, where nothing proves the order."""
+def _probe(evaluator: Evaluator, narrowed: _Narrowed) -> None:
+    """Evaluate moments in the widest ranges that the search jumped over, since the history may not be monotone."""
     cuts: list[Cut] = []
-    for chain in (found.good, found.bad[::-1]):
+    for chain in (narrowed.good, narrowed.bad[::-1]):
         gaps = [replace(evaluator.between, low=low, high=high) for low, high in pairwise(chain)]
         gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
         cuts += [cut for gap in gaps[:PROBES] if (cut := gap.middle()) is not None]
@@ -183,16 +183,16 @@ def _probe(evaluator: Evaluator, found: _Narrowed) -> None:
         evaluator.at(cut, len(cuts) - number)
 
 
-def _next(evaluator: Evaluator, between: Between, skips: Skips) -> Cut | None:
-    """The moment to look at next, None when no other can be."""
+def _next_moment(evaluator: Evaluator, between: Between, skips: Skips) -> Cut | None:
+    """Return the next moment to evaluate; None if there is none."""
     if (middle := between.middle(skips)) is not None:
         return middle
     if (commit := between.only()) is None:
         return None
-    # Commits of other watched tables that were undone may lie beside it: then both its sides must be looked at.
-    before, up_to = between.line.before(commit), between.line.up_to(commit)
-    if evaluator.at(before, 0).answer == "bad":
-        return before
+    # Commits of other watched tables that were later undone may be next to it, so both sides must be evaluated.
+    previous, up_to = between.line.before(commit), between.line.up_to(commit)
+    if evaluator.at(previous, 0).answer == "bad":
+        return previous
     return up_to if evaluator.at(up_to, 0).answer == "good" else None
 
 
@@ -205,7 +205,7 @@ def _is_certain(evaluator: Evaluator, between: Between) -> bool:
 
 
 def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Pass over a version; when it lacks a column, also those between it and the next ones that lack it, too."""
+    """Mark a version as skipped; if it lacks a column, also the versions up to its nearest neighbours that lack it."""
     skips.add(version)
     if lacks:
         insort(lacking, version)
@@ -214,59 +214,61 @@ def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> 
         skips.update(range(neighbours[0], neighbours[-1]))
 
 
-def _towards(edge: Edge, evaluator: Evaluator, found: _Narrowed) -> Between | None:
-    """A stretch nearer to the edge that is meant, in which it went from good to bad, too; None when none is known."""
-    low, high = length(found.between.low), length(found.between.high)
+def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _Narrowed) -> Between | None:
+    """Return a range nearer to the edge that also goes from good to bad; None if no such range is known."""
+    low, high = length(narrowed.between.low), length(narrowed.between.high)
     steps = sorted(evaluator.evaluated.values(), key=lambda step: length(step.cut))
     if edge == "first":
         bad = next((step.cut for step in steps if step.bad and length(step.cut) <= low), None)
-        earlier = (cut for cut in found.good if bad is not None and length(cut) < length(bad))
+        earlier = (cut for cut in narrowed.good if bad is not None and length(cut) < length(bad))
         good = max(earlier, key=length, default=None)
     elif edge == "last":
         good = next((step.cut for step in reversed(steps) if step.answer == "good" and length(step.cut) >= high), None)
-        later = (cut for cut in found.bad if good is not None and length(cut) > length(good))
+        later = (cut for cut in narrowed.bad if good is not None and length(cut) > length(good))
         bad = min(later, key=length, default=None)
     else:
         return None
-    # Snapshots among the moments left before the whole line need not hold one another.
-    return replace(found.between, low=good, high=bad) if good is not None and bad is not None else None
+    # Snapshots kept from collected history need not be prefixes of each other.
+    return replace(narrowed.between, low=good, high=bad) if good is not None and bad is not None else None
 
 
-def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: int) -> Verdict:
-    between, line = found.between, found.between.line
-    # The versions of which one made it bad.
+def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations: int) -> Verdict:
+    between, line = narrowed.between, narrowed.between.line
+    # Versions that may be the first bad one.
     candidates = (
         ()
-        if found.certain
+        if narrowed.certain
         else tuple(
             VersionRange(stage, between.lowest(stage) + 1, manifest.version)
             for stage, manifest in between.high.stages.items()
             if stage in between.watched and between.length(stage) > 0
         )
     )
-    certain = found.certain or [each.last - each.first for each in candidates] == [0]
-    heads = [between.high.stages[each.stage] for each in candidates]
-    commit = between.only() if found.certain else max(heads, key=line.place, default=None)
+    certain = narrowed.certain or [candidate.last - candidate.first for candidate in candidates] == [0]
+    heads = [between.high.stages[candidate.stage] for candidate in candidates]
+    commit = between.only() if narrowed.certain else max(heads, key=line.place, default=None)
     if commit is None or (certain and not commit.traits.changes_rows):
-        raise _unsteady()
-    good, bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
+        raise _nondeterministic()
+    good, bad = (line.before(commit), line.up_to(commit)) if narrowed.certain else (between.low, between.high)
     rows = (
         evaluator.rows(bad, MAX_ROWS + 1)
         if evaluator.predicate.sql
         else pa.table({"wrong": [evaluator.at(bad, 0).why]})
     )
     if not rows.num_rows:
-        raise _unsteady()
-    before, previous = good.stages.get(commit.stage), between.whole.last(good)
-    # The stage's own, unless only one beside it is asked about.
+        raise _nondeterministic()
+    previous, last_good = good.stages.get(commit.stage), between.whole.last(good)
+    # The stage's own table, unless the predicate names only a side table.
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
     table = next(named, commit.stage)
-    earlier = table_of(before, table) if before is not None else None
+    earlier = table_of(previous, table) if previous is not None else None
     keys = changed_keys(evaluator.store, evaluator.cache, earlier, table_of(commit, table), rows.slice(0, MAX_ROWS))
     try:
-        lineage = trace(evaluator.store, before, commit)
-    except NotFound:  # of the stages upstream, the versions that were read are collected
-        lineage = Lineage(commit.stage, direct(before, commit, ()) if before else (), (), records=records_of(commit))
+        lineage = trace(evaluator.store, previous, commit)
+    except NotFound:  # the upstream versions that it read were collected
+        lineage = Lineage(
+            commit.stage, direct(previous, commit, ()) if previous else (), (), records=records_of(commit)
+        )
     return Verdict(
         app=bad.app,
         predicate=evaluator.predicate,
@@ -275,9 +277,9 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
         bad=bad,
         good_ref=evaluator.ref(good),
         bad_ref=evaluator.ref(bad),
-        good_version=before.version if before else 0,
+        good_version=previous.version if previous else 0,
         bad_version=commit.version,
-        good_time_ms=previous.time_ms if previous and between.is_whole else good.time_ms,
+        good_time_ms=last_good.time_ms if last_good and between.is_whole else good.time_ms,
         bad_time_ms=commit.time_ms,
         lineage=lineage,
         rows=rows.slice(0, MAX_ROWS),
@@ -287,7 +289,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
         evaluations=evaluations,
         candidates=() if certain else candidates,
         thinned=not between.is_whole and not certain,
-        # Bad up to the last good moment, or good from the first bad one on.
+        # Bad at or before the last good moment, or good at or after the first bad one.
         non_monotone=tuple(
             step
             for step in evaluator.evaluated.values()
@@ -299,7 +301,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, found: _Narrowed, evaluations: in
     )
 
 
-def _unsteady() -> Refused:
+def _nondeterministic() -> Refused:
     return Refused(
         "the predicate found something wrong at one moment and nothing at another whose tables hold the same rows",
         hint="let it depend on the tables alone: no random(), now() or settings",

@@ -1,8 +1,9 @@
-"""A search as it is kept: what was asked, and each answer; a file that people can read, mend and go on from.
+"""Search sessions: the request and each answer, in a file that people can read, correct and resume from.
 
-All ways of searching keep one, for each app. Its log is the commands that give it again, as with git.
+Each app has one session, kept by every kind of search. As with git, the session's log is a list of commands that replay
+it.
 
-Here too: predicates that are programs, a Python function, and a command that gets the moment as a file.
+Also predicates that are programs: a Python function, or a command that receives the moment as a file.
 """
 
 import importlib.util
@@ -37,20 +38,20 @@ from .search import Edge
 from .verdict import Answer, Evaluation
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]
-"""Says of a moment, whose tables are views of the connection, whether it is good."""
+"""Returns whether a moment is good; the moment's tables are views of the connection."""
 
 _SKIP = 125
 _STOP = 128
-"""Exit codes as `git bisect run` takes them: 0 is good, 125 a skip, all others below 128 are bad, the rest end it."""
+"""Exit codes as in `git bisect run`: 0 is good, 125 skip, others below 128 bad; all higher codes stop the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Python(OfAllTables):
-    """A function that gets a DuckDB connection with the tables as views.
+    """Predicate that calls a function with a DuckDB connection, whose views are the moment's tables.
 
-    What it returns says whether the moment is good. None is, so that a function of `assert`s alone will do: an
-    AssertionError is bad. `unittest.SkipTest` is a skip, and so is a table or column that is not there. What it writes
-    is written into memory, and gone with the connection. Whatever else it raises ends the search, as `SlackwaterError`.
+    A falsy return value or an AssertionError means bad. None means good, so a function made of `assert`s works.
+    `unittest.SkipTest` means skip, and so does a missing table or column. Tables that the function creates
+    are in memory, and discarded. Any other exception ends the search as `SlackwaterError`.
     """
 
     function: Function
@@ -71,15 +72,15 @@ class Python(OfAllTables):
             except SlackwaterError:
                 raise
             except Exception as error:
-                raise _raised(self.text, error) from error
-            return _NOTHING if answer is None or answer else _wrong(f"it returned {answer!r}")
+                raise _user_error(self.text, error) from error
+            return _NO_ROWS if answer is None or answer else _wrong(f"it returned {answer!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Command(OfAllTables):
-    """A shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
+    """Predicate that runs a shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
 
-    Its exit code says what the moment is, by the rules of `git bisect run`. What it prints goes to stderr.
+    Exit codes are those of `git bisect run`. Output of the command goes to stderr.
     """
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
@@ -102,13 +103,13 @@ class Command(OfAllTables):
                 f"the command stopped the search with {ended} at {at.ref or 'the beginning'}: {self.text}",
                 hint="0 is good, 125 a skip, 1 to 127 bad",
             )
-        return _wrong(f"exit code {code}") if code else _NOTHING
+        return _wrong(f"exit code {code}") if code else _NO_ROWS
 
 
 def load(text: str) -> Python:
-    """The predicate behind `FILE:function`. The file's own folder is where it imports from first.
+    """Return the predicate for `FILE:function`. Imports look in the file's folder first.
 
-    Raises `Usage` where there is no such file or function, and `SlackwaterError` where the file raises something.
+    Raises `Usage` if the file or function does not exist, and `SlackwaterError` if the file raises an exception.
     """
     name, _, function = text.rpartition(":")
     path = Path(name)
@@ -122,28 +123,28 @@ def load(text: str) -> Python:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise _raised(name, error) from error
-    found = getattr(module, function, None)
-    if not callable(found):
+        raise _user_error(name, error) from error
+    value = getattr(module, function, None)
+    if not callable(value):
         raise Usage(f"{name} has no function {function!r}")
-    return Python(text, found)
+    return Python(text, value)
 
 
-# Made of a list, it would have pyarrow import pandas.
-_NOTHING = pa.table({"wrong": pa.nulls(0, pa.string())})
+# From a list, pyarrow would import pandas.
+_NO_ROWS = pa.table({"wrong": pa.nulls(0, pa.string())})
 
 
 def _wrong(why: str) -> pa.Table:
     return pa.table({"wrong": [why]})
 
 
-def _raised(what: str, error: Exception) -> SlackwaterError:
-    """What went wrong in the user's code: its own lines, not ours."""
+def _user_error(source: str, error: Exception) -> SlackwaterError:
+    """Return an error that describes an exception in user code; its traceback has only the user's frames."""
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith(("<frozen", __file__))]
-    words = "".join(traceback.format_list(own)).rstrip()
-    said = f": {error}" if str(error) else ""
-    return SlackwaterError(f"{what} raised {type(error).__name__}{said}", quoted=words)
+    frames = "".join(traceback.format_list(own)).rstrip()
+    detail = f": {error}" if str(error) else ""
+    return SlackwaterError(f"{source} raised {type(error).__name__}{detail}", quoted=frames)
 
 
 FORMAT: Literal[1] = 1
@@ -152,7 +153,7 @@ _OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
 
 
 class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is searched for, as it was typed. Without a predicate a person looks at each moment."""
+    """Search request as typed. Without a predicate, a person judges each moment."""
 
     app: str
     where: str = ""
@@ -161,16 +162,16 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     python: str = ""
     run: str = ""
     good: str = ""
-    """A ref; empty for the beginning."""
+    """Ref; empty for the beginning."""
     bad: str = ""
-    """A ref; empty for now."""
+    """Ref; empty for now."""
     edge: Edge = ""
 
     def predicate(self, store: ObjectStore) -> Predicate:
-        """What says whether a moment is bad. Raises `Usage` for several, or a malformed one, and as `check`."""
-        said = [name for name in _WAYS if getattr(self, name)]
-        if len(said) > 1:
-            raise Usage(f"--{said[0]} and --{said[1]} both say what is wrong; give one of them")
+        """Return the predicate of the request. Raises `Usage` if it has several, and the errors of `check`."""
+        given_options = [name for name in _WAYS if getattr(self, name)]
+        if len(given_options) > 1:
+            raise Usage(f"--{given_options[0]} and --{given_options[1]} both say what is wrong; give one of them")
         if self.table and not (self.where or self.check):
             raise Usage(f"the table {self.table} is that of --where or --check, and neither is given")
         if self.where:
@@ -183,15 +184,15 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
     @property
     def by_hand(self) -> bool:
-        """Whether a person looks at each moment."""
+        """True if a person judges each moment."""
         return not any(getattr(self, name) for name in _WAYS)
 
 
 class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a moment was found, or said, to be."""
+    """Answer for a moment, from an evaluation or a person."""
 
     ref: str
-    """Empty for the one before the first commit."""
+    """Ref to the moment; empty for the one before the first commit."""
     answer: Answer
     why: str = ""
     took_ms: int = 0
@@ -199,41 +200,41 @@ class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
-    """A search."""
+    """Saved state of a search."""
 
     store: str
-    """The root of the store that has the app."""
+    """Root of the store that has the app."""
     asked: Asked
     marks: tuple[KnownAnswer, ...] = ()
-    """In their order; of one moment, the last counts."""
+    """Answers in the order given; the last one for a moment counts."""
     wanted: str | None = None
-    """The moment that a person is to look at; None when nobody is."""
+    """Ref of the moment that a person has to judge; None if there is none."""
     found: str = ""
-    """What the search ended with, in a sentence."""
+    """Result of the search, in a sentence; empty while it is open."""
     format: Literal[1] = FORMAT
 
     @property
     def known(self) -> dict[str, Answer]:
-        """The answers, by ref."""
-        return {mark.ref: mark.answer for mark in self.marks}
+        """Answers by ref."""
+        return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "KeptSearch":
-        """The session with a predicate's answer. The first ones fix the ends, which may be named by today's date."""
-        asked = self.asked
+        """Return the session with an evaluation added; the first two fix both ends, replacing relative refs."""
+        request = self.asked
         if not self.marks:
-            asked = replace(asked, bad=step.ref)
-        elif len(self.marks) == 1 and asked.good and not step.bad:
-            asked = replace(asked, good=step.ref)
-        return replace(self.with_marks(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=asked)
+            request = replace(request, bad=step.ref)
+        elif len(self.marks) == 1 and request.good and not step.bad:
+            request = replace(request, good=step.ref)
+        return replace(self.with_marks(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=request)
 
-    def with_marks(self, *marks: KnownAnswer) -> "KeptSearch":
-        """The session with more answers, so that nothing is found yet."""
-        refs = {mark.ref for mark in marks}
-        kept = (mark for mark in self.marks if mark.ref not in refs)
-        return replace(self, marks=(*kept, *marks), wanted=None, found="")
+    def with_marks(self, *answers: KnownAnswer) -> "KeptSearch":
+        """Return the session with answers added and the result cleared."""
+        refs = {answer.ref for answer in answers}
+        previous = (answer for answer in self.marks if answer.ref not in refs)
+        return replace(self, marks=(*previous, *answers), wanted=None, found="")
 
     def write(self, folder: Path) -> None:
-        """Keep it, in the place of the app's session before. Raises `Refused` when the folder cannot be written."""
+        """Write the session, replacing the app's previous one. Raises `Refused` if the folder is not writable."""
         path = path_of(folder, self.asked.app)
         part = path.with_suffix(f".{os.getpid()}")
         try:
@@ -245,19 +246,18 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def path_of(folder: Path, app: str) -> Path:
-    """Where an app's session is kept."""
     return folder / f"bisect-{app}.json"
 
 
 def read(folder: Path, app: str) -> KeptSearch:
-    """The session of an app. Raises `NotFound`, and `Refused` where it is none that this version can read."""
+    """Return the session of an app. Raises `NotFound`, and `Refused` if this version cannot read the file."""
     path = path_of(folder, app)
     try:
         return msgspec.json.decode(path.read_bytes(), type=KeptSearch)
     except FileNotFoundError:
-        known = [each.stem.removeprefix("bisect-") for each in folder.glob("bisect-*.json")]
+        apps = [path.stem.removeprefix("bisect-") for path in folder.glob("bisect-*.json")]
         hint = f"`slackwater bisect start {app}` begins one, as does every search"
-        raise NotFound("session of bisect for app", app, known, hint=hint) from None
+        raise NotFound("session of bisect for app", app, apps, hint=hint) from None
     except (msgspec.DecodeError, OSError) as error:
         raise Refused(
             f"{path} is not a session of bisect in format {FORMAT}: {error}",
@@ -266,37 +266,37 @@ def read(folder: Path, app: str) -> KeptSearch:
 
 
 def log_of(session: KeptSearch) -> Iterator[str]:
-    """The lines that give the session again: comments, and commands as they would be typed."""
-    asked = session.asked
-    yield f"# bisect of {asked.app} in {session.store}"
-    options = [word for name in _OPTIONS if (value := getattr(asked, name)) for word in (f"--{name}", value)]
-    edge = [f"--{asked.edge}"] if asked.edge else []
-    yield shlex.join(["slackwater", "bisect", *(["start"] if asked.by_hand else []), asked.app, *options, *edge])
-    for mark in session.marks:
-        if mark.why:
-            yield f"# {' '.join(mark.why.split())}"
-        yield shlex.join(["slackwater", "bisect", mark.answer, asked.app, mark.ref or BEGINNING])
+    """Yield the lines of the session's log: comments, and commands that replay it."""
+    request = session.asked
+    yield f"# bisect of {request.app} in {session.store}"
+    options = [word for name in _OPTIONS if (value := getattr(request, name)) for word in (f"--{name}", value)]
+    edge = [f"--{request.edge}"] if request.edge else []
+    yield shlex.join(["slackwater", "bisect", *(["start"] if request.by_hand else []), request.app, *options, *edge])
+    for mark_entry in session.marks:
+        if mark_entry.why:
+            yield f"# {' '.join(mark_entry.why.split())}"
+        yield shlex.join(["slackwater", "bisect", mark_entry.answer, request.app, mark_entry.ref or BEGINNING])
     if session.found:
         yield f"# {session.found}"
 
 
 def of_log(text: str, store: str) -> KeptSearch:
-    """The session that the lines of a log give. Answers are taken as said by a person. Raises `Usage`."""
+    """Return the session that a log describes. Answers count as given by a person. Raises `Usage`."""
     session: KeptSearch | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            words = shlex.split(line, comments=line.lstrip().startswith("#"))
+            arguments = shlex.split(line, comments=line.lstrip().startswith("#"))
         except ValueError as error:
             raise Usage(f"line {number} of the log cannot be read: {error}") from None
-        if not words:
+        if not arguments:
             continue
-        if words[:2] != ["slackwater", "bisect"] or len(words) < 3:
+        if arguments[:2] != ["slackwater", "bisect"] or len(arguments) < 3:
             raise Usage(f"line {number} of the log is no `slackwater bisect …`: {line}")
         if session is None:
-            session = KeptSearch(store, _asked_by(words[2:], number))
-        elif len(words) == 5 and words[2] in ("good", "bad", "skip") and words[3] == session.asked.app:
-            ref = "" if words[4] == BEGINNING else words[4]
-            session = session.with_marks(KnownAnswer(ref, words[2], by_hand=True))  # type: ignore[arg-type]  # one of these
+            session = KeptSearch(store, _parse_request(arguments[2:], number))
+        elif len(arguments) == 5 and arguments[2] in ("good", "bad", "skip") and arguments[3] == session.asked.app:
+            ref = "" if arguments[4] == BEGINNING else arguments[4]
+            session = session.with_marks(KnownAnswer(ref, arguments[2], by_hand=True))  # type: ignore[arg-type]
         else:
             raise Usage(f"line {number} of the log is not `slackwater bisect good|bad|skip APP REF`: {line}")
     if session is None:
@@ -304,18 +304,18 @@ def of_log(text: str, store: str) -> KeptSearch:
     return session
 
 
-def _asked_by(words: list[str], number: int) -> Asked:
-    """What the first line asks for; `words` are those behind `slackwater bisect`."""
-    found: dict[str, str] = {}
-    app, *options = (words[1:] if words[0] == "start" else words) or [""]
+def _parse_request(arguments: list[str], number: int) -> Asked:
+    """Parse the first command of a log; `arguments` are those after `slackwater bisect`."""
+    fields: dict[str, str] = {}
+    app, *options = (arguments[1:] if arguments[0] == "start" else arguments) or [""]
     while options:
         name, _, value = options.pop(0).partition("=")
         if name in ("--first", "--last"):
-            found["edge"] = name[2:]
+            fields["edge"] = name[2:]
         elif name[2:] in _OPTIONS and name.startswith("--") and (value or options):
-            found[name[2:]] = value or options.pop(0)
+            fields[name[2:]] = value or options.pop(0)
         else:
             raise Usage(f"line {number} of the log: expected an option of bisect, found {name!r}")
     if not app or app.startswith("-"):
         raise Usage(f"line {number} of the log names no app")
-    return msgspec.convert({"app": app, **found}, Asked)
+    return msgspec.convert({"app": app, **fields}, Asked)

@@ -1,4 +1,4 @@
-"""What is found: the commit that made something wrong, and the input record behind it, each with how it was found."""
+"""Results of a search: the first bad commit, and the input record behind it, with the evidence for each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from ..diff.key_changes import KeyChanges
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
-"""Rows of the predicate's result that are held, and told of, when the commit is found."""
+"""Maximum number of wrong rows kept in a verdict."""
 
 Answer = Literal["good", "bad", "skip"]
-"""What a predicate, or a person, says of a moment; `skip` is neither."""
+"""Answer of a predicate or a person for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +24,29 @@ class Evaluation:
     """One evaluation of the predicate."""
 
     number: int
-    """From 1; 0 for one that needed none."""
+    """Number of the evaluation, from 1; 0 for a moment that needed none."""
     total: int
-    """How many there will be at most; more only where moments cannot be judged."""
+    """Estimated total number of evaluations; exceeded only if moments cannot be judged."""
     ref: str
-    """A ref to the moment, empty for the one before the app's first commit."""
+    """Ref to the moment; empty for the moment before the app's first commit."""
     cut: Cut
     answer: Answer
     why: str = ""
-    """Why it is a skip, in a sentence."""
+    """Reason for a skip, in a sentence."""
     took_ms: int = 0
     given: bool = False
-    """Whether it was not evaluated, but said before."""
+    """True for a known answer that was not evaluated in this search."""
     lacks: bool = False
-    """Whether it is a skip because a table or a column was not there."""
+    """True for a skip because of a missing table or column."""
 
     @property
     def bad(self) -> bool:
-        """Whether something was wrong there."""
         return self.answer == "bad"
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """Versions of a stage that follow one another."""
+    """Consecutive versions of a stage."""
 
     stage: str
     first: int
@@ -59,15 +58,15 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A version with which the first wrong row came, or the last one went."""
+    """Version at which the first row became wrong, or the last wrong row disappeared."""
 
     ref: str
     version: int
     time_ms: int
     bad: bool
-    """Whether it went from good to bad."""
+    """True for a change from good to bad."""
     keys: int
-    """How many keys are wrong from it on."""
+    """Number of wrong keys from this version on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,73 +76,73 @@ class Flips:
     stage: str
     first: int
     last: int
-    """The versions that were looked at: after the first, which the counting begins with, up to the last."""
+    """Last version of the scan, which starts after `first`."""
     flips: tuple[Flip, ...]
     counts: tuple[tuple[int, int], ...]
-    """How many keys are wrong, by version: where it changed, and at the first version."""
+    """Number of wrong keys by version: at `first`, and wherever the number changed."""
     rows: int
-    """How many rows were looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The first commit of the line at which the predicate says that something is wrong.
+    """First bad commit of the line.
 
-    Or, with `candidates`, that it is one of several: then what is said of the commit is said of the last of them.
+    With `candidates`, the first bad commit is one of several, and the other fields describe the last of these.
     """
 
     app: str
     predicate: Predicate
     stage: str
-    """The stage whose commit made it bad."""
+    """Stage of the bad commit."""
     good: Cut
-    """The prefix of the line right before that commit; with candidates, the last moment that is known to be good."""
+    """Prefix of the line right before the bad commit; with candidates, the last moment known to be good."""
     bad: Cut
-    """The prefix that ends with it."""
+    """Prefix of the line that ends with the bad commit."""
     good_ref: str
-    """A ref to the last good moment: the commit right before on the line, of whichever stage. Empty when there is
-    none."""
+    """Ref to the last good moment, which may be a commit of any stage; empty before the first commit."""
     bad_ref: str
-    """A ref to the first bad moment: the commit."""
+    """Ref to the first bad moment, which is the bad commit."""
     good_version: int
-    """The version of `stage` before; 0 when it had none."""
+    """Previous version of `stage`; 0 if there was none."""
     bad_version: int
     good_time_ms: int
-    """When the commit that `good_ref` names was made; 0 when there is none."""
+    """Time of the commit that `good_ref` names; 0 if there is none."""
     bad_time_ms: int
     lineage: Lineage
-    """The input windows behind `bad_version`."""
     rows: pa.Table
-    """What the predicate returns at the first bad moment, up to `MAX_ROWS` rows."""
+    """Wrong rows at the first bad moment, at most `MAX_ROWS`."""
     more_rows: bool
-    """Whether it returns more than these."""
+    """True if there are more than `MAX_ROWS` wrong rows."""
     keys: KeyChanges | None
-    """The keys that turned bad, None for a stage without a table, and where candidates leave open which they are."""
+    """Keys that turned bad; None for a stage without a table, or if candidates leave them unknown."""
     steps: tuple[Evaluation, ...]
-    """All answers, in their order; after those that found the commit come those that looked for other changes."""
+    """All evaluations in order: those that found the commit, then those that looked for other changes."""
     evaluations: int
-    """How many moments at which tables had rows were evaluated to find the commit."""
+    """Number of evaluations that found the commit, without moments whose tables were empty."""
     candidates: tuple[VersionRange, ...] = ()
-    """When skips, or versions that are gone, leave it open: the versions, of all stages, of which one is the first bad
-    one. Empty when the commit is certain."""
+    """Versions, of all stages, that may be the first bad commit if moments were skipped or collected.
+
+    Empty if the commit is certain.
+    """
     thinned: bool = False
-    """Whether it is because garbage collection took versions between `good` and `bad` that there are candidates."""
+    """True if there are candidates because garbage collection removed versions between `good` and `bad`."""
     non_monotone: tuple[Evaluation, ...] = ()
-    """Evaluations against the order: good after the first bad moment, or bad before the last good one. Empty as
-    far as could be seen when the history went from good to bad once; otherwise the verdict is one of several
-    changes."""
+    """Evaluations out of order: good after the first bad moment, or bad before the last good one.
+
+    If not empty, the history changed more than once, and the verdict is one of these changes.
+    """
     resolved: Mapping[str, Cut] = field(default_factory=dict)
-    """What the refs to both ends resolve to, where they were given."""
+    """Cuts that the given refs resolve to, by ref."""
     begins: str = ""
-    """The ref from which on every version was there to be searched, where older history was thinned out."""
+    """Ref from which on no version was missing, if older history was thinned out; else empty."""
     flips: Flips | None = None
-    """All changes over the same stretch, where they were counted; None where that is not cheap, or cannot be."""
+    """All changes between the ends; None if they cannot be counted cheaply."""
     seen_all: bool = False
-    """Whether every moment between the two ends was evaluated, or has the rows of one that was."""
+    """True if every moment between the ends was evaluated, or has the rows of an evaluated one."""
 
     @property
     def bad_before(self) -> str:
-        """A ref to a bad moment that is known to come before the last good one; empty for none."""
+        """Ref to a bad moment known to come before the last good one; empty if there is none."""
         if self.flips is not None:
             earlier = [flip.ref for flip in self.flips.flips if flip.bad and flip.version < self.bad_version]
         else:
@@ -153,22 +152,22 @@ class Verdict:
 
     @property
     def looked(self) -> bool:
-        """Whether it is known that nothing was bad before; else that is assumed, as a binary search does."""
+        """True if it is known that nothing was bad before; False if that is only assumed, as in any binary search."""
         return not self.bad_before and (self.flips is not None or self.seen_all)
 
     @property
     def where(self) -> str:
-        """SQL that returns rows when something is wrong; empty where code decides that."""
+        """SQL that returns the wrong rows; empty if code decides."""
         return self.predicate.sql
 
 
 class CannotProve(Refused):
-    """A replay does not show which record it was; the message says why."""
+    """A replay does not prove which record is the cause; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a record is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message."""
+    """Address of a Kafka record: `topic[partition]@offset`; in a repartition topic with the row in the message."""
 
     topic: str
     partition: int
@@ -181,26 +180,26 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """The record that was found among those which one version of a stage read."""
+    """Record identified among those that one version of a stage read."""
 
     stage: str
     version: int
     record: Address
     records: int
-    """How many records the version read."""
+    """Number of records that the version read."""
     candidates: int
-    """How many of them could have to do with it."""
+    """Number of these records that may be involved."""
     replays: int
-    """Of how many choices of them it was seen what the stage makes of them."""
+    """Number of subsets of the candidates that were replayed."""
     alone: bool
-    """Whether it is bad with this record alone; else only with some of those that came before it."""
+    """True if the record alone makes the result bad; False if earlier records are needed as well."""
     needs: int | None = None
-    """With how many of those it is bad, of which none can be left out; None where that is not known."""
+    """Size of the smallest set of earlier records that the record needs to be bad; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMessage:
-    """A record of a user's topic as Kafka has it."""
+    """Record of a user's topic as stored in Kafka."""
 
     address: Address
     time_ms: int
@@ -211,60 +210,66 @@ class SourceMessage:
 
 @dataclass(frozen=True, slots=True)
 class NoRecord:
-    """A batch that is bad with none of its records: time or a watermark made rows go, or emitted them."""
+    """Batch that is bad without any of its records: time or a watermark removed or emitted rows."""
 
     stage: str
-    """The stage whose batch it is: that of the bad commit, or one upstream."""
+    """Stage of the batch: that of the bad commit, or an upstream one."""
     version: int
     expired: pa.Table
-    """The rows of its table that expired with the batch: key columns, and `time`, when each did."""
+    """Rows of its table that expired with the batch: key columns, and `time` of expiry."""
     fell_due: pa.Table
-    """The rows that fell due with it (windows that ended, timers, waiting rows of a join): the same columns."""
+    """Rows that fell due with the batch (ended windows, timers, waiting rows of a join): the same columns."""
     clock_ms: tuple[int, int]
-    """The clock by which rows expire, before the batch and with it."""
+    """Clock for expiry, before and after the batch."""
     due_ms: tuple[int | None, int | None]
-    """Up to when rows had fallen due before the batch, and with it; None for never."""
+    """Time up to which rows had fallen due, before and after the batch; None for never."""
     by: Literal["clock", "watermark"] = "clock"
-    """What passes the time at which rows fall due or expire: the wall clock, or event time."""
+    """Clock that rows expire or fall due by: the wall clock, or the watermark."""
     keys: KeyChanges | None = None
-    """The keys of the bad commit's table that are other ones with the batch and without its records; None without."""
+    """Keys of the bad commit's table that the batch changes even without its records; None for no table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """The way from a bad commit to the record behind it, as far as it could be proved."""
+    """Path from a bad commit to the record behind it, as far as it could be proved."""
 
     hops: tuple[Hop, ...]
-    """From the commit upwards, one for each stage; none where nothing could be proved."""
+    """Steps from the commit upstream, one for each stage; empty if nothing could be proved."""
     message: SourceMessage | None
-    """The record of the user's own topic at the end of the way; None where it ends before."""
+    """Record of the user's own topic at the end of the path; None if the path ends earlier."""
     reason: str
-    """Why the way ends before; empty where it does not."""
+    """Reason why the path ends earlier; empty if it is complete."""
     windows: tuple[Window, ...]
-    """Where the way ends: the smallest part of the input that is proved to hold it."""
+    """Smallest input windows that are proved to contain the record."""
     keys: KeyChanges | None
-    """What the record did to the table of the bad commit: its keys before and after it."""
+    """Keys that the record changed in the table of the bad commit, with their rows before and after."""
     others: int | None = None
-    """How many more records of the commit make the predicate true by themselves; None where that is not known."""
+    """Number of other records of the commit that are bad by themselves; None if unknown."""
     of_key: int = 0
-    """How many records of the batch reach the key that was asked about, where one was. Of several, this is the last
-    that changed its row; of a batch of a query of Spark's, whose records nobody replays, the one whose numbers come
-    nearest to what changed. 0 where it is not known, and where no key was asked about."""
+    """Number of records of the batch that reach the requested key; 0 if unknown or without a requested key.
+
+    If there are several, the path names the last one that changed the key's row. In a batch of a Spark query, which
+    cannot be replayed, it names the record whose numbers are nearest to the change.
+    """
     proved: bool = False
-    """Whether replays prove the record: of all prefixes of the records in the app's order, the shortest bad one ends
-    with it. Else it is a guess, or none is named."""
+    """True if replays prove the record: the shortest bad prefix of the app's input ends with it.
+
+    False for a guess, or if no record is named.
+    """
     tied: tuple[Address, ...] = ()
-    """Other records that the app's order does not tell from it: of other partitions, with the same time. Each of them,
-    were it the later one, would be the first with which it is bad."""
+    """Records of other partitions with the same time, each of which may be the first bad record instead."""
     records: pa.Table | None = None
-    """The bad records of the batch in the app's order: `topic`, `partition`, `offset`, `time`, `key`, and `alone`, for
-    those that are bad by themselves; the others are bad together. None where they are not known."""
+    """Bad records of the batch in the app's order; None if unknown.
+
+    Columns: `topic`, `partition`, `offset`, `time`, `key`, and `alone`, which is True for records that are bad by
+    themselves; the others are bad only together.
+    """
     is_complete: bool = False
-    """Whether `records` has all records that are bad by themselves."""
+    """True if `records` contains all records that are bad by themselves."""
     no_record: NoRecord | None = None
-    """What made it bad with none of its records; None where a record did, or it is not known."""
+    """Effect of time or a watermark, if the batch is bad without its records; else None."""
 
     @property
     def replays(self) -> int:
-        """How many choices of records were replayed."""
+        """Number of subsets of records that were replayed."""
         return sum(hop.replays for hop in self.hops)

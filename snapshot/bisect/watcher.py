@@ -1,11 +1,10 @@
-"""Asking invariants of an app when they are due, at its newest consistent moment, and remembering which have failed.
+"""Evaluate an app's invariants periodically at its newest consistent moment, and remember which ones fail.
 
-The newest moment at which every invariant was seen to hold has the tag `last-good`. It is an instant snapshot under
-that name, which moves: so it is a ref like any other, `gc` keeps what it names, and all that it costs is one small
-object, written anew when it moves. A put replaces an object as a whole, so whoever dies meanwhile leaves the moment
-before or the new one.
+The tag `last-good` names the newest moment at which every invariant held. The tag is an instant snapshot that moves: it
+works as a ref, protects its versions from `gc`, and costs one small object. Moving the tag replaces this object
+atomically, so a crash leaves either the old or the new tag.
 
-An invariant says what must always hold of an app, how often it is asked, and what is called when it does not hold.
+An invariant defines what must hold, how often it is evaluated, and the command to run when it fails.
 """
 
 import os
@@ -32,41 +31,43 @@ from ..take.snapshots import move, pin
 from .predicate import check, where
 
 TIMEOUT_S = 60.0
-"""So long a command may take. It is to tell somebody, or to start what takes longer."""
+"""Default timeout of a command, which should notify somebody or start a background task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """A standing invariant, as `[invariants.NAME]` of `slackwater.toml` says it."""
+    """Invariant as declared in `[invariants.NAME]` of `slackwater.toml`."""
 
     name: str
     where: str
-    """A query that returns rows when it does not hold, or a condition for rows; empty while it is a `check`."""
+    """Query that returns rows if the invariant fails, or a condition for wrong rows; empty with `check`."""
     every_ms: int
     on_failure: str = ""
-    """A command line for the shell, called when it has begun to fail; empty for none."""
+    """Shell command to run when the invariant begins to fail; empty for none."""
     app: str = ""
-    """The only app of which it must hold; empty for any."""
+    """App that the invariant applies to; empty for any."""
     check: str = ""
-    """The condition that must hold instead, as `bisect --check` takes it."""
+    """Condition that must hold, as in `bisect --check`."""
     table: str = ""
-    """Which table the condition is over, where its columns do not say."""
+    """Table of the condition, if the columns are ambiguous."""
 
     def __post_init__(self) -> None:
         if self.every_ms <= 0:
             raise Usage(f"invariant {self.name!r}: it is asked every {self.every_ms} ms; expected a longer span")
 
     def of(self, store: ObjectStore, app: str) -> "Invariant":
-        """The same with a query in place of a condition, which the app's tables complete. Raises as `check` does."""
-        said = check(store, app, self.check, self.table) if self.check else where(store, app, self.where, self.table)
-        return replace(self, where=said.sql)
+        """Return the invariant with its condition as a query on the app's tables. Raises the errors of `check`."""
+        predicate = (
+            check(store, app, self.check, self.table) if self.check else where(store, app, self.where, self.table)
+        )
+        return replace(self, where=predicate.sql)
 
 
 def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
-    """Run a command line by the shell, and wait for it. What it prints goes to this process's standard error.
+    """Run a shell command and wait for it. Its output goes to this process's standard error.
 
     Raises:
-        Unavailable: it cannot be run, or ends with another code than 0, or not in time: then it is killed.
+        Unavailable: the command cannot be run, exits with another code than 0, or is killed after the timeout.
     """
     try:
         ended = subprocess.run(
@@ -89,7 +90,7 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
 LAST_GOOD = "last-good"
 _BY = "slackwater watch"
 MAX_ROWS = 1_000
-"""Rows of a failing invariant that are held."""
+"""Maximum number of rows kept of a failing invariant."""
 
 
 State = Literal["holds", "fails", "unknown"]
@@ -97,101 +98,110 @@ State = Literal["holds", "fails", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What an invariant was at a moment."""
+    """Result of an invariant at a moment."""
 
     invariant: Invariant
     rows: pa.Table | None
-    """What its query returned, up to `MAX_ROWS` rows; None when it could not be asked."""
+    """Rows that the query returned, at most `MAX_ROWS`; None if it failed."""
     error: SlackwaterError | None = None
-    """Why it could not."""
+    """Error of the query; None if it succeeded."""
 
     @property
     def state(self) -> State:
-        """It holds when it could be asked, and returned no rows."""
+        """State: "holds" without wrong rows, "fails" with some, "unknown" if the query failed."""
         return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found at one moment."""
+    """Results of the invariants at one moment."""
 
     cut: Cut
     ref: str
-    """Names the moment for good."""
+    """Stable ref to the moment."""
     results: tuple[CheckResult, ...]
-    """Of the invariants that were due."""
+    """Results of the invariants that were due."""
     before: Mapping[str, State]
-    """By name: what they were when they were asked before, of those that were."""
+    """Previous state by name of the invariant, if there is one."""
     last_good: str
-    """A ref to the newest moment at which all were seen to hold; empty before there was one."""
+    """Ref to the newest moment at which all invariants held; empty if there is none yet."""
 
     @property
     def is_good(self) -> bool:
-        """Whether all that was asked holds."""
+        """True if all evaluated invariants hold."""
         return all(result.state == "holds" for result in self.results)
 
     @property
     def news(self) -> tuple[CheckResult, ...]:
-        """The results that are others than before; before its first time, everything is taken to hold."""
-        return tuple(each for each in self.results if each.state != self.before.get(each.invariant.name, "holds"))
+        """Results whose state changed; the initial state is "holds"."""
+        return tuple(
+            result for result in self.results if result.state != self.before.get(result.invariant.name, "holds")
+        )
 
 
 @dataclass
 class Watcher:
-    """Invariants of one app, and when each was asked.
+    """Schedule of the invariants of one app.
 
-    Each is asked as often as it says. When the one that is asked least is due, so are all: at that moment it is seen
-    whether the app is good. A moment that was looked at already is not asked again.
-
+    Each invariant is evaluated at its own interval. Whenever the one with the longest interval is due, all are
+    evaluated at the same moment, which may then become `last-good`. An unchanged moment is not evaluated again.
     """
 
     store: ObjectStore
     cache: SstCache
     app: str
     invariants: Sequence[Invariant]
-    """At least one."""
+    """At least one invariant."""
     by: str = field(kw_only=True)
-    """user@host, who the tag `last-good` is by."""
+    """Author of the tag `last-good`, as user@host."""
     reader: Topics | None = field(default=None, kw_only=True)
-    """Reads records in flight, which an invariant may ask for."""
+    """Reads in-flight records for invariants that query them."""
     _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
-    """The last of each, with the versions that it was asked at."""
+    """Last result of each invariant, with the versions of its moment."""
 
     def __post_init__(self) -> None:
         self._due_ms = dict.fromkeys(self.invariants, 0)
 
     def due_ms(self) -> int:
-        """When the next is due, in milliseconds since 1970 UTC; 0 for at once."""
+        """Return when the next invariant is due, in milliseconds since 1970 UTC; 0 for immediately."""
         return min(self._due_ms.values())
 
     def look(self, now_ms: int) -> Findings | None:
-        """Ask what is due; None when nothing is, or nothing was committed since it was asked.
+        """Evaluate the due invariants; None if none is due, or nothing was committed since the last evaluation.
 
         Raises:
-            NotFound: there is no such app, or it has no version yet.
+            NotFound: the app does not exist, or has no version yet.
             Refused: the name `last-good` is taken.
             Corruption: a manifest is damaged.
-            Unavailable: storage did not answer; the same is due still.
+            Unavailable: storage did not answer; the invariants remain due.
         """
         due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
-        if any(invariant.every_ms == max(each.every_ms for each in self.invariants) for invariant in due):
+        if any(invariant.every_ms == max(other.every_ms for other in self.invariants) for invariant in due):
             due = list(self.invariants)
         if not due:
             return None
-        # As it was committed, whenever one looks: so bisect sees the same.
+        # As committed, independent of the clock, so that bisect sees the same rows.
         cut = replace(resolve(self.store, self.app, now_ms=now_ms), seen_ms=0)
-        new = [each for each in due if each not in self._results or self._results[each][0] != cut.versions]
-        before = {each.name: self._results[each][1].state for each in new if each in self._results}
-        later = later_stages(self.store, cut) if new else {}
-        results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in new)
+        to_evaluate = [
+            due_invariant
+            for due_invariant in due
+            if due_invariant not in self._results or self._results[due_invariant][0] != cut.versions
+        ]
+        previous = {
+            due_invariant.name: self._results[due_invariant][1].state
+            for due_invariant in to_evaluate
+            if due_invariant in self._results
+        }
+        later = later_stages(self.store, cut) if to_evaluate else {}
+        results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in to_evaluate)
         self._results |= {result.invariant: (cut.versions, result) for result in results}
-        known = [self._results.get(each) for each in self.invariants]
-        is_good = all(each and each[0] == cut.versions and each[1].state == "holds" for each in known)
-        found = advance(self.store, cut, self.by) if is_good else last_good(self.store, self.app)
-        tag = f"{self.app}@{LAST_GOOD}" if found is not None else ""
+        latest = [self._results.get(known_invariant) for known_invariant in self.invariants]
+        is_good = all(entry and entry[0] == cut.versions and entry[1].state == "holds" for entry in latest)
+        tag_snapshot = advance(self.store, cut, self.by) if is_good else last_good(self.store, self.app)
+        tag = f"{self.app}@{LAST_GOOD}" if tag_snapshot is not None else ""
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
         ref = Line(self.store, cut).ref(cut)
-        return Findings(cut, ref, results, before, tag) if results else None
+        return Findings(cut, ref, results, previous, tag) if results else None
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
         sql, store, cache = invariant.where, self.store, self.cache
@@ -206,28 +216,28 @@ class Watcher:
 
 
 def last_good(store: ObjectStore, app: str) -> Snapshot | None:
-    """What the tag names, None before it was set. Raises `Refused` where somebody took a snapshot of this name."""
-    found = find_snapshot(store, app, LAST_GOOD)
-    if found is not None and not (found.kind == "instant" and found.by.startswith(_BY)):
-        by = f", taken by {found.by}" if found.by else ""
+    """Return the snapshot that the tag names; None before it was set. Raises `Refused` if a user took this name."""
+    snapshot = find_snapshot(store, app, LAST_GOOD)
+    if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_BY)):
+        by = f", taken by {snapshot.by}" if snapshot.by else ""
         raise Refused(
             f"{app}@{LAST_GOOD} is a snapshot of its own{by}; a watch would move it",
             hint=f"`slackwater snapshot rm {app} {LAST_GOOD}` frees the name",
         )
-    return found
+    return snapshot
 
 
 def advance(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
-    """Let the tag name this cut, unless it names a later one. Returns what it names now.
+    """Move the tag to this cut, unless it names a later one. Returns the tag's snapshot.
 
     Raises:
-        NotFound: a version of the cut was collected meanwhile; the tag stays where it was.
-        Refused: as `last_good`.
+        NotFound: a version of the cut was collected meanwhile; the tag did not move.
+        Refused: a user took a snapshot named `last-good`.
         Unavailable: storage did not answer.
     """
-    found, author = last_good(store, cut.app), f"{_BY} by {by}"
-    if found is None:
+    tagged, author = last_good(store, cut.app), f"{_BY} by {by}"
+    if tagged is None:
         return pin(store, cut, LAST_GOOD, by=author)
-    # Another watch may have seen a newer moment meanwhile.
-    is_behind = any(version < found.stages.get(stage, 0) for stage, version in cut.versions.items())
-    return found if is_behind or found.stages == cut.versions else move(store, found, cut, by=author)
+    # Another watch may have moved the tag further meanwhile.
+    is_behind = any(version < tagged.stages.get(stage, 0) for stage, version in cut.versions.items())
+    return tagged if is_behind or tagged.stages == cut.versions else move(store, tagged, cut, by=author)

@@ -1,5 +1,5 @@
-"""A decided change of all stages at one cut: migrations, edits, first versions of clones, the switch of a promotion.
+"""Change all stages at one cut: migrations, edits, first versions of clones, the switch of a promotion.
 
-`decide` functions are pure; programs come in as values (`state.fits`), since only `pipeline` knows Spark. The changes
-are committed by compare-and-swap, as batches are. Not here: the verbs that ask for them (`operations`).
+Plans are pure functions. Programs are passed in as values (`state.fits`), since only `pipeline` knows Spark. Changes
+are committed by compare-and-swap, like batches. The verbs that request changes are in `operations`.
 """

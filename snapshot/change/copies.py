@@ -1,11 +1,10 @@
-"""SSTs that a clone gets for itself: copies of the source's, byte by byte, or rewritten where something is hidden.
+"""SSTs of a clone: copied from the source byte by byte, or rewritten where columns are masked.
 
-Each lies under the ULID that it has in the source. So whoever goes on with a copy that was broken off finds what is
-there already, and passes over it if its checksum is right.
+A copy keeps the ULID of its source. So a retry finds existing copies, and skips those whose checksum matches.
 
-What is hidden: a value becomes null, or a keyed hash of itself (BLAKE2b). The key, a salt, is drawn anew for each
-clone, and gone when the clone is whole: the same value is the same everywhere in a clone, so joins still find what
-belongs together, and nobody can look one up by hashing all values that it might be. Null stays null.
+A masked value becomes null, or a keyed hash (BLAKE2b). The key is a random salt per
+clone, discarded when the clone is complete: equal values stay equal within a clone, so joins still
+work, and nobody can find a value by hashing candidates. Null stays null.
 """
 
 import os
@@ -42,77 +41,77 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class ColumnMask:
-    """How one column is hidden."""
+    """Mask of one column."""
 
     table: str
     column: str
     how: str
-    """`hash`, `null`, or a text in which `{}` stands for the hash."""
+    """`hash`, `null`, or a text in which `{}` is replaced by the hash."""
 
     def over(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
-        """The values, hidden. They have a type that `check_masks` lets through."""
+        """Return the masked values. Their type must have passed `check_masks`."""
         if self.how == NULL:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
-        # Each value once: a hash that nobody can turn round is made one at a time.
+        # Hash each distinct value once: BLAKE2b is not vectorized.
         coded = values.combine_chunks().dictionary_encode()
-        different, kind = coded.dictionary, values.type
-        data = different if pa.types.is_binary(kind) else different.cast(pa.string()).cast(pa.binary())
-        keyed, made = blake2b(digest_size=_DIGEST_BYTES, key=salt), []
-        for each in data.to_pylist():
-            one = keyed.copy()
-            one.update(each)
-            made.append(one.digest())
-        return pa.chunked_array([_shaped(made, kind, self.how).take(coded.indices)])
+        distinct, kind = coded.dictionary, values.type
+        data = distinct if pa.types.is_binary(kind) else distinct.cast(pa.string()).cast(pa.binary())
+        keyed, digests = blake2b(digest_size=_DIGEST_BYTES, key=salt), []
+        for value in data.to_pylist():
+            digest = keyed.copy()
+            digest.update(value)
+            digests.append(digest.digest())
+        return pa.chunked_array([_as_column(digests, kind, self.how).take(coded.indices)])
 
 
-def _shaped(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Array:
-    """Hashes as values of a column's type."""
+def _as_column(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Array:
+    """Return hashes as values of a column's type."""
     if pa.types.is_integer(kind):
         whole = np.frombuffer(b"".join(digests), ">u8") >> np.uint64(8 * _DIGEST_BYTES - kind.bit_width + 1)
         return pa.array(whole.astype(kind.to_pandas_dtype()), kind)
     if pa.types.is_binary(kind):
         return pa.array(digests, kind)
-    digits = pa.array([each.hex() for each in digests], kind)
-    return digits if how == HASH else pc.binary_join_element_wise(*_around(how, digits), "")
+    digits = pa.array([digest.hex() for digest in digests], kind)
+    return digits if how == HASH else pc.binary_join_element_wise(*_split_text(how, digits), "")
 
 
-def _around(how: str, digits: pa.Array) -> list[Any]:
-    """The parts of a text with hashes in their places."""
-    first, *rest = how.split(PLACE)
-    return [pa.scalar(first), *(part for text in rest for part in (digits, pa.scalar(text)))]
+def _split_text(how: str, digits: pa.Array) -> list[Any]:
+    """Return the parts of a text, with the hashes in place of `{}`."""
+    prefix, *suffixes = how.split(PLACE)
+    return [pa.scalar(prefix), *(part for text in suffixes for part in (digits, pa.scalar(text)))]
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """All that a clone hides."""
+    """All masks of a clone."""
 
     each: tuple[ColumnMask, ...] = ()
     salt: str = ""
 
     @classmethod
-    def of(cls, said: Mapping[str, str], salt: str = "") -> Self:
-        """From `table.column` and how. Raises `Usage` where one is neither."""
-        found = []
-        for place, how in sorted(said.items()):
-            table, dot, column = place.partition(".")
+    def of(cls, options: Mapping[str, str], salt: str = "") -> Self:
+        """Return masks from `table.column` to mask. Raises `Usage` for a malformed entry."""
+        masks = []
+        for target, how in sorted(options.items()):
+            table, dot, column = target.partition(".")
             if not (table and dot and column) or (how not in (HASH, NULL) and PLACE not in how):
                 raise Usage(
-                    f"--mask {place}={how} does not say what to hide, and how; expected {_SHAPE}",
+                    f"--mask {target}={how} does not say what to hide, and how; expected {_SHAPE}",
                     hint="for example --mask customers.email=hash --mask 'customers.name=customer {}'",
                 )
-            found.append(ColumnMask(table, column, how))
-        return cls(tuple(found), salt)
+            masks.append(ColumnMask(table, column, how))
+        return cls(tuple(masks), salt)
 
     def __bool__(self) -> bool:
         return bool(self.each)
 
     @property
     def tables(self) -> Collection[str]:
-        """The tables in which something is hidden."""
+        """Tables with a masked column."""
         return {mask.table for mask in self.each}
 
     def over(self, table: str, rows: pa.Table) -> pa.Table:
-        """Rows of an SST of a table, with what is hidden in it."""
+        """Return rows of a table with its masks applied."""
         salt = bytes.fromhex(self.salt)
         for mask in self.each:
             if mask.table == table:
@@ -121,7 +120,7 @@ class Masks:
         return rows
 
     def check_in_flight(self, states: Iterable[InFlight]) -> None:
-        """See that nothing is copied between stages in which the same columns are. Raises `Refused`."""
+        """Raise `Refused` if in-flight records contain a masked column: masks apply only to tables."""
         names = {mask.column for mask in self.each}
         for state in states:
             carried = sorted(names & {name for name, _ in parse_ddl(state.schema)}) if names else ()
@@ -135,54 +134,54 @@ class Masks:
 
 
 def check_masks(cut: Cut, masks: Masks) -> None:
-    """See that a moment's tables have these columns, and that they may be hidden.
+    """Check that the masked columns exist at a cut, and that they may be masked.
 
-    Raises `NotFound` for a table or a column, and `Refused` where it is part of the key, where later records need what
-    is stored, or where it is of a type that cannot be hidden so.
+    Raises `NotFound` for a table or column, and `Refused` for a column of the key, for a column whose stored value
+    later records need, and for a type that the mask does not support.
     """
     tables = cut.tables
     for mask in masks.each:
         if mask.table not in tables or (table := tables[mask.table].table) is None:
             raise NotFound(f"table of {cut.ref}", mask.table, tables, hint=f"--mask takes {_SHAPE}")
         visible = {column.name: column for column in visible_columns(table)}
-        what = f"{mask.table}.{mask.column}"
+        label = f"{mask.table}.{mask.column}"
         if mask.column not in visible:
             raise NotFound(f"column of {mask.table}", mask.column, visible)
         if mask.column in {column.name for column in table.key}:
             raise Refused(
-                f"{what} is part of the key, by which rows lie where they lie; expected a column beside the key",
+                f"{label} is part of the key, by which rows lie where they lie; expected a column beside the key",
                 hint="key the stage by something that may be seen, or clone without this table's people: hide the rest",
             )
         if table.state and (why := kind_of(table.state).core.needed_in(mask.column)):
             raise Refused(
-                f"{what} cannot be hidden: {why}; expected a column that later records only replace",
+                f"{label} cannot be hidden: {why}; expected a column that later records only replace",
                 hint="of an upsert all but by=, of an aggregate first and last, of an update what its function takes",
             )
-        _check_type(what, mask, visible[mask.column])
+        _check_type(label, mask, visible[mask.column])
 
 
-def _check_type(what: str, mask: ColumnMask, column: Column) -> None:
+def _check_type(label: str, mask: ColumnMask, column: Column) -> None:
     kind, types = to_arrow(column.type), pa.types
     text = types.is_string(kind)
     fits = mask.how == NULL or text or (mask.how == HASH and (types.is_integer(kind) or types.is_binary(kind)))
     if not fits:
         takes = "text, whole numbers and bytes" if mask.how == HASH else "text"
-        raise Refused(f"{what} is {kind}, and {mask.how!r} takes {takes}", hint=f"--mask {what}=null takes all")
+        raise Refused(f"{label} is {kind}, and {mask.how!r} takes {takes}", hint=f"--mask {label}=null takes all")
 
 
 _WORKERS = min(os.cpu_count() or 1, 4)
-"""Each has an SST in memory."""
+"""Number of SSTs copied in parallel, each of which is in memory."""
 
 
 def sizes(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
-    """The tables whose SSTs a clone of this cut gets for itself, and the bytes of the source's."""
-    each = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
-    return {name: size for name, size in each.items() if deep or name in masks.tables}
+    """Return the tables whose SSTs the clone copies or rewrites, with the bytes of the source's SSTs."""
+    table_bytes = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
+    return {name: size for name, size in table_bytes.items() if deep or name in masks.tables}
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """How a clone gets the SSTs of its first versions: shared, copied, or rewritten."""
+    """Creates the SSTs of a clone's first versions: shared, copied or rewritten."""
 
     store: ObjectStore
     target: ObjectStore
@@ -194,43 +193,42 @@ class Copies:
     on_progress: Callable[[int, int], None]
 
     def made(self, stages: Iterable[str]) -> dict[str, Manifest]:
-        """The cut's version of each of these stages, with the SSTs that the clone's first versions name.
+        """Return the cut's version of each stage, with the SSTs that the clone's first versions will name.
 
-        All of them are there, then. Raises `Corruption` where one of the source's is missing or not what was written,
-        and `Unavailable`.
+        Writes these SSTs. Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
         """
-        wanted = {stage: self.cut.stages[stage] for stage in stages}
-        own = [one for stage, manifest in wanted.items() for one in self._own(stage, manifest)]
-        copier, made = Copier(self.store, self.target), dict[tuple[str, str], Sst]()
+        manifests = {stage: self.cut.stages[stage] for stage in stages}
+        to_copy = [entry for stage, manifest in manifests.items() for entry in self._to_copy(stage, manifest)]
+        copier, copies = Copier(self.store, self.target), dict[tuple[str, str], Sst]()
 
         def one(place: tuple[str, Manifest, Sst]) -> Sst:
             stage, table, sst = place
             if table.stage in self.masks.tables:
-                return self._hidden(stage, table, sst)
+                return self._masked(stage, table, sst)
             copier.sst_as(sst, key := keys.sst(self.app, stage, _ulid(sst)))
             return replace(sst, object=key, root="")
 
-        for (_, _, sst), copy in zip(own, many(one, own, _WORKERS), strict=True):
-            made[_name(sst)] = copy
-            self.on_progress(len(made), len(own))
+        for (_, _, sst), copy in zip(to_copy, many(one, to_copy, _WORKERS), strict=True):
+            copies[_name(sst)] = copy
+            self.on_progress(len(copies), len(to_copy))
         return {
-            stage: each_sst(manifest, lambda sst: made.get(_name(sst)) or self._shared(sst))
-            for stage, manifest in wanted.items()
+            stage: each_sst(manifest, lambda sst: copies.get(_name(sst)) or self._shared(sst))
+            for stage, manifest in manifests.items()
         }
 
-    def _own(self, stage: str, manifest: Manifest) -> Iterator[tuple[str, Manifest, Sst]]:
+    def _to_copy(self, stage: str, manifest: Manifest) -> Iterator[tuple[str, Manifest, Sst]]:
         for name, table in tables_of(manifest).items():
             if self.deep or name in self.masks.tables:
                 yield from ((stage, table, sst) for sst in table.ssts)
 
     def _shared(self, sst: Sst) -> Sst:
-        """As a manifest under the clone's root names it."""
-        held_by = sst.root or self.store.url
-        return replace(sst, root="" if held_by == self.target.url else held_by)
+        """Return the SST with its root relative to the clone's root."""
+        root = sst.root or self.store.url
+        return replace(sst, root="" if root == self.target.url else root)
 
-    def _hidden(self, stage: str, table: Manifest, sst: Sst) -> Sst:
+    def _masked(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs
-        assert self.cache is not None  # noqa: S101  whoever hides something gives one
+        assert self.cache is not None  # noqa: S101  masks need a cache
         writer = rewritten(self.store, self.cache, sst, table.table, lambda rows: self.masks.over(table.stage, rows))
         return writer.put(
             self.target, app=self.app, stage=stage, partition=sst.partition, level=sst.level, ulid=_ulid(sst)

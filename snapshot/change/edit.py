@@ -1,6 +1,7 @@
-"""`slackwater edit`: asking for it, and having it done, by the runner that has the stage or in this process.
+"""`slackwater edit`: request an edit, and have it done by the stage's runner or in this process.
 
-Where no runner has it, the edit's version follows the newest; where another one came first, it is made anew, of that.
+Without a runner, this process commits the edit after the newest version, and recomputes it if another commit came
+first.
 """
 
 import io
@@ -40,18 +41,18 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class EditDone:
-    """What an edit did, or would do."""
+    """Result of an edit or a dry run."""
 
     app: str
     stage: str
     changes: KeyChanges | None
-    """The rows that change; None where none does, and where a version says."""
+    """Rows that change; None if none do, or if an earlier call committed them."""
     version: int = 0
-    """The one that did it; 0 when nothing was to be done, or was only looked at."""
+    """Version with the edit; 0 if nothing changed, or for a dry run."""
     runner: str = ""
-    """Who did it, as host:pid; empty where the verb did."""
+    """Runner that committed the edit, as host:pid; empty if this process did."""
     already: bool = False
-    """Whether an earlier call had done it, a short while ago."""
+    """True if an earlier call committed the same edit a short while ago."""
 
 
 def edit(
@@ -69,12 +70,11 @@ def edit(
     dry_run: bool = False,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
-    """Change rows of a stage's table by hand: what an SQL statement changes, or rows of a source that are to be there.
+    """Change rows of a stage's table by an SQL statement, or by rows to be put into it.
 
-    `what` says in a line what is done. Where a runner has the stage, `on_wait` is told of it, and it does the edit
-    between two batches, within `patience_s`. A call that was interrupted is finished by the same call: the same
-    statement of the same person within ten minutes is done once, unless it is to be done `again`. Raises as
-    `StoredApp.edit`.
+    `what` describes the edit in one line. If a runner has the stage, `on_wait` is called with its name, and it does the
+    edit between two batches, within `patience_s`. Repeating an interrupted call completes it: the same statement of the
+    same user within ten minutes is done once, unless `again` is set. Raises the errors of `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit is a statement, or rows; expected one of the two", hint="give --sql TEXT or --rows FILE")
@@ -82,57 +82,68 @@ def edit(
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None
     done = Edit(str(ULID()), by, what, why())
-    data = _encoded(rows) if rows is not None else b""
+    data = _encode(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
-    asked = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
+    request = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
     check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
-    earlier = next((each for each in EDITS.all(store, app) if each.is_like(asked) and not each.error), None)
-    if sql and not (again or dry_run) and (version := _done_lately(store, app, asked)):
+    earlier = next(
+        (
+            open_request
+            for open_request in EDITS.all(store, app)
+            if open_request.is_like(request) and not open_request.error
+        ),
+        None,
+    )
+    if sql and not (again or dry_run) and (version := _find_recent_edit(store, app, request)):
         if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
-            # The call before was killed after its last entry in the log of operations.
+            # An earlier call was killed after its entry in the audit log.
             finish(store, app, earlier, finished)
         return EditDone(app, stage, None, version, already=True)
     if earlier is None or dry_run:
-        looked = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
-        if looked is None or dry_run:
-            return EditDone(app, stage, looked.changes if looked is not None else None)
+        preview = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
+        if preview is None or dry_run:
+            return EditDone(app, stage, preview.changes if preview is not None else None)
         if rows is not None:
-            store.put(keys.edit_rows(app, asked.id), data)
-        EDITS.put(store, asked, app)
+            store.put(keys.edit_rows(app, request.id), data)
+        EDITS.put(store, request, app)
         try:
-            # Who forgets keys looks for requests once its note is there.
+            # A forget checks for requests only after writing its note, so check again.
             check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
         except Refused:
-            withdraw(store, app, asked)
+            withdraw(store, app, request)
             raise
         notify(store, app)
-    request = earlier or asked
-    return _carried_out(store, cache, app, request, Change(sql, rows), by, patience_s, on_wait)
+    request = earlier or request
+    return _carry_out(store, cache, app, request, Change(sql, rows), by, patience_s, on_wait)
 
 
-def _done_lately(store: ObjectStore, app: str, asked: EditRequest) -> int:
-    """The version that did the same for the same person a short while ago, 0 for none."""
-    since_ms, what, stage = asked.created_ms - REPEAT_MS, f": {asked.edit.what}", asked.stage
-    found = find_operation(
-        store, app, "edit", lambda detail: detail.startswith(f"{stage} v") and detail.endswith(what), since_ms=since_ms
+def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
+    """Return the version in which the same user did the same edit a short while ago; 0 for none."""
+    since_ms, suffix, stage = request.created_ms - REPEAT_MS, f": {request.edit.what}", request.stage
+    entry = find_operation(
+        store,
+        app,
+        "edit",
+        lambda detail: detail.startswith(f"{stage} v") and detail.endswith(suffix),
+        since_ms=since_ms,
     )
-    return found.after.get(stage, 0) if found is not None and found.by == asked.edit.by else 0
+    return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 
 
 def newest(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
-    """What an edit is made of: the newest version of every stage, of this one `head` where it is given.
+    """Return the newest version of every stage, with `head` in place of this stage's if given.
 
-    Raises `NotFound` where there is no such app or stage, and `Refused` where that is retired.
+    Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
     """
     heads = heads_of(store, app, stages_of(store, app, stage)) | ({stage: head} if head is not None else {})
     if heads[stage].retired:
         raise is_retired(heads[stage])
-    there = {name: head for name, head in heads.items() if not head.retired}
-    return Cut(app, there, seen_ms=instants.now_ms())
+    active = {name: head for name, head in heads.items() if not head.retired}
+    return Cut(app, active, seen_ms=instants.now_ms())
 
 
 def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
-    """What a request asks for. Raises `Refused` where its rows are not those that were asked for."""
+    """Return the change that a request asks for. Raises `Refused` if its stored rows are damaged."""
     if not request.rows:
         return Change(request.sql)
     data = store.get(keys.edit_rows(app, request.id))
@@ -142,14 +153,14 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
         return Change(rows=stream.read_all())
 
 
-def _encoded(rows: pa.Table) -> bytes:
+def _encode(rows: pa.Table) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return sink.getvalue()
 
 
-def _carried_out(
+def _carry_out(
     store: ObjectStore,
     cache: SstCache,
     app: str,
@@ -159,16 +170,16 @@ def _carried_out(
     patience_s: float,
     on_wait: Callable[[str], None],
 ) -> EditDone:
-    stage, deadline, told = request.stage, time.monotonic() + patience_s, ""
+    stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
     while True:
         head = newest(store, app, stage).stages[stage]
         if (done := done_by(store, request, head)) is not None:
             finish(store, app, request, done)
-            return EditDone(app, stage, _changed_by(store, cache, done), done.version, told)
+            return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
         if not (runner := runner_of(head, beats(store, app, instants.now_ms()))):
-            return _here(store, cache, app, request, change, by)
-        if not told:
-            told = runner
+            return _edit_in_process(store, cache, app, request, change, by)
+        if not waited_for:
+            waited_for = runner
             on_wait(runner)
         answer = EDITS.find(store, request.id, app)
         if answer is not None and answer.error:
@@ -183,38 +194,39 @@ def _carried_out(
         time.sleep(_POLL_S)
 
 
-def finish(store: ObjectStore, app: str, request: EditRequest, done: Manifest) -> None:
-    """Tell of what was done in the log of operations, once, and take the request away."""
-    versions = {done.stage: (done.version - 1, done.version)}
-    detail, since_ms = f"{done.stage} v{done.version}: {request.edit.what}", request.created_ms
+def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:
+    """Record a committed edit in the audit log, once, and delete its request."""
+    versions = {manifest.stage: (manifest.version - 1, manifest.version)}
+    detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
     record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
     withdraw(store, app, request)
 
 
-def _changed_by(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:
-    """The rows that a version changed."""
-    before = history.read(store, done.app, done.stage, done.version - 1)
-    sides = (TableSide(store, cache, table_of(each), each, done.clock_ms) for each in (before, done))
+def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:
+    previous = history.read(store, done.app, done.stage, done.version - 1)
+    sides = (TableSide(store, cache, table_of(manifest), manifest, done.clock_ms) for manifest in (previous, done))
     return table_diff(done.stage, *sides).changes
 
 
-def _here(store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str) -> EditDone:
-    """Do it in this process: no runner has the stage."""
+def _edit_in_process(
+    store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str
+) -> EditDone:
+    """Do the edit in this process, if no runner has the stage."""
     stage = request.stage
-    made: Edited | None = None
+    result: Edited | None = None
     done: Manifest | None = None
 
     def still_to_do(head: Manifest) -> bool:
-        nonlocal made, done
+        nonlocal result, done
         if (done := done_by(store, request, head)) is not None:
             return False
-        made = edited(store, cache, newest(store, app, stage, head), stage, change, request.edit)
-        return made is not None
+        result = edited(store, cache, newest(store, app, stage, head), stage, change, request.edit)
+        return result is not None
 
     def update(draft: Manifest) -> Manifest:
-        assert made is not None  # noqa: S101  else nothing is left to do
-        return made.onto(draft)
+        assert result is not None  # noqa: S101  `still_to_do` was true
+        return result.onto(draft)
 
     committed = amend(
         store, (app, stage), Amendment("edit", update, requires=still_to_do), by=by, now_ms=instants.now_ms
@@ -224,4 +236,4 @@ def _here(store: ObjectStore, cache: SstCache, app: str, request: EditRequest, c
         withdraw(store, app, request)
         return EditDone(app, stage, None)
     finish(store, app, request, done)
-    return EditDone(app, stage, made.changes if made is not None else None, done.version)
+    return EditDone(app, stage, result.changes if result is not None else None, done.version)

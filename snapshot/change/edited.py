@@ -1,9 +1,9 @@
-"""What an edit makes of a version of a table: the rows that change, and one more sorted run with them.
+"""Effect of an edit on a table: the changed rows, and one more sorted run that contains them.
 
-Nothing is emitted for them, and they fall due and expire as those that the program writes.
+The stage emits nothing for edited rows, which fall due and expire like the program's own rows.
 
-An SQL statement is carried out by DuckDB on a copy, which is compared with the table. The statement sees all tables of
-the moment, no file and no setting, and can change that one table alone.
+DuckDB runs an SQL statement on a copy of the table, which is then compared with the original. The statement can read
+all tables of the cut, but no files or settings, and can change only this table.
 """
 
 import re
@@ -38,21 +38,20 @@ from ..query.sql import connect, in_words, named_tables
 
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
-"""How DuckDB says that a statement changes a view, as which the app's other tables are there."""
+"""Error of DuckDB for a statement that changes another table, since other tables are views."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
-"""What the copy may take; beyond that, DuckDB goes to disk."""
+"""Memory limit of the copy; beyond it, DuckDB spills to disk."""
 
 
 def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: str) -> pa.Table:
-    """The rows of the table `name` that a statement changes: key, values and `DELETED`, one of each key.
+    """Return the rows of the table `name` that a statement changes: key, values and `DELETED`, one row per key.
 
-    Internal columns are there as well, but for `_due_at`. Of rows that go, values are null. Takes as long as a scan of
-    the table.
+    Includes internal columns, except `_due_at`. Values of deleted rows are null. Scans the whole table.
 
-    Raises `Usage` where the SQL is wrong, or no single statement that changes rows, `NotFound` where it names a table
-    or column that there is not, and `Refused` where two rows would have one key, or the table has values that SQL has
-    none for (`sst.showable`), or a new row would have null in its key.
+    Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
+    or column; and `Refused` if two rows would have the same key, if the table has values that SQL cannot
+    represent (`sst.showable`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables
@@ -65,11 +64,11 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
     only = named_tables(sql, cut, or_all=False) | {name}
     with closing(connect(store, cache, cut, only=only, whole=name, memory=_MEMORY)) as con:
         try:
-            statement = _changing(con, sql)
+            statement = _check_statement(con, sql)
             con.execute(f"ALTER VIEW {quoted(name)} RENAME TO {quoted(_BEFORE)}")
             con.execute(f"CREATE TABLE {quoted(name)} AS SELECT {_columns_of(table)} FROM {quoted(_BEFORE)}")
             con.execute(statement)
-            return _compared(con, table, name)
+            return _compare(con, table, name)
         except duckdb.Error as error:
             if _ANOTHER_TABLE.search(str(error)):
                 raise Usage(
@@ -80,7 +79,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
             raise in_words(con, sql, error) from error
 
 
-def _changing(con: duckdb.DuckDBPyConnection, sql: str) -> str:
+def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     statements, quote = con.extract_statements(sql), f"statement: {sql.strip()}"
     if len(statements) != 1:
         raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=quote)
@@ -92,11 +91,11 @@ def _changing(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     return bare(statements[0].query)
 
 
-def _compared(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Table:
+def _compare(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Table:
     key = [column.name for column in table.key]
     keys, after = ", ".join(map(quoted, key)), quoted(name)
     con.execute(f"CREATE TABLE changed AS FROM {after} EXCEPT ALL SELECT {_columns_of(table)} FROM {quoted(_BEFORE)}")
-    same = " AND ".join(f"t.{quoted(one)} IS NOT DISTINCT FROM c.{quoted(one)}" for one in key)
+    same = " AND ".join(f"t.{quoted(column)} IS NOT DISTINCT FROM c.{quoted(column)}" for column in key)
     twice = con.sql(
         f"SELECT {keys} FROM {after} t SEMI JOIN changed c ON {same} GROUP BY ALL HAVING count(*) > 1 LIMIT {EXAMPLES}"
     ).to_arrow_table()
@@ -107,7 +106,7 @@ def _compared(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Tab
         )
     nameless = con.sql(
         f"SELECT {keys} FROM changed t ANTI JOIN {quoted(_BEFORE)} c ON {same} "
-        f"WHERE {' OR '.join(f't.{quoted(one)} IS NULL' for one in key)} LIMIT {EXAMPLES}"
+        f"WHERE {' OR '.join(f't.{quoted(column)} IS NULL' for column in key)} LIMIT {EXAMPLES}"
     ).to_arrow_table()
     if nameless.num_rows:
         raise Refused(
@@ -116,8 +115,8 @@ def _compared(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Tab
         )
     gone = f"SELECT {keys} FROM {quoted(_BEFORE)} EXCEPT SELECT {keys} FROM {after}"
     rows = con.sql(f"SELECT *, false {DELETED} FROM changed UNION ALL BY NAME SELECT *, true {DELETED} FROM ({gone})")
-    wanted = arrow_schema((*table.key, *table.values))
-    fields = [wanted.field(one) for one in _columns(table)]
+    schema = arrow_schema((*table.key, *table.values))
+    fields = [schema.field(column) for column in _columns(table)]
     return rows.to_arrow_table().cast(pa.schema([*fields, (DELETED, pa.bool_())]))
 
 
@@ -130,13 +129,13 @@ def _columns_of(table: Table) -> str:
 
 
 class Change(NamedTuple):
-    """Rows to be changed: what a statement changes, or rows that are to be there."""
+    """Requested change: an SQL statement, or rows to put into the table."""
 
     sql: str = ""
     rows: pa.Table | None = None
 
     def of(self, store: ObjectStore, cache: SstCache, cut: Cut, stage: str) -> pa.Table:
-        """The rows of the stage's table, key, values and `DELETED`, one of each key; errors as of `changed_rows`."""
+        """Return the changed rows: key, values and `DELETED`, one row per key. Raises the errors of `changed_rows`."""
         if self.rows is None:
             return changed_rows(store, cache, cut, stage, self.sql)
         return self.rows.append_column(DELETED, pa.array(np.zeros(self.rows.num_rows, np.bool_)))
@@ -144,21 +143,21 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What an edit makes of a version: the rows that change, and its SSTs, which no version names yet."""
+    """Effect of an edit on a version: the changed rows, and SSTs that no version names yet."""
 
     changes: KeyChanges
-    """All columns that are stored, but for `_due_at`."""
+    """Changed rows with all stored columns, except `_due_at`."""
     edit: Edit
     ssts: tuple[Sst, ...]
     clock_ms: int
     next_due_ms: int | None
 
     def onto(self, draft: Manifest) -> Manifest:
-        """The version that is this edit, of an unchanged one with the number that its rows were made for."""
-        known, times = self.next_due_ms, draft.event_time
-        if known is not None:
+        """Return `draft` with the edit added; `draft` must be the version that the rows were written for."""
+        next_due_ms, times = self.next_due_ms, draft.event_time
+        if next_due_ms is not None:
             times = times or EventTime()
-            earlier = known if times.next_due_ms is None else min(known, times.next_due_ms)
+            earlier = next_due_ms if times.next_due_ms is None else min(next_due_ms, times.next_due_ms)
             times = replace(times, next_due_ms=earlier)
         ssts, clock_ms = (*draft.ssts, *self.ssts), max(draft.clock_ms, self.clock_ms)
         return replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
@@ -167,10 +166,10 @@ class Edited:
 def edited(
     store: ObjectStore, cache: SstCache, cut: Cut, stage: str, change: Change, edit: Edit, *, writes: bool = True
 ) -> Edited | None:
-    """What an edit makes of a stage's version in `cut`; None where no row changes.
+    """Return the effect of an edit on a stage's version in `cut`; None if no row changes.
 
-    It puts one SST for each state partition with such rows, none unless it `writes`. Raises as `Change.of` and
-    `replaced`, and `Refused` where a value is changed, and not what its column goes on from.
+    Puts one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of `Change.of`
+    and `replaced`, and `Refused` if a value changes without the internal columns that it is derived from.
     """
     head = cut.stages[stage]
     table, clock_ms = table_of(head), cut.clock_ms(stage)
@@ -178,12 +177,12 @@ def edited(
     rows = normalise_keys(change.of(store, cache, cut, stage), key)
     keys, stored = rows.select(key), LookUps(store, cache, table, head.ssts, clock_ms)
     hashes = hash_keys(rows, key)
-    old, found, _ = stored.of_keys(hashes, keys)
+    old, is_stored, _ = stored.of_keys(hashes, keys)
     values = [name for name in rows.column_names if name not in (*key, DELETED)]
-    there = ~np.asarray(rows[DELETED])
-    changes = KeyChanges.between(keys, old.select(values), rows.select(values), found, there)
-    mine = changes.kinds() != "same"
-    if not mine.any():
+    is_kept = ~np.asarray(rows[DELETED])
+    changes = KeyChanges.between(keys, old.select(values), rows.select(values), is_stored, is_kept)
+    is_changed = changes.kinds() != "same"
+    if not is_changed.any():
         return None
     changes = changes.changed()
     _check_companions(table, stage, changes)
@@ -192,42 +191,45 @@ def edited(
     times = head.event_time.due_ms if head.event_time is not None else None
     due = Due(times, times, pending=False) if DUE in state.values.names else None
     step = Step(table, state, head.version + 1, clock_ms, due=due)
-    made = step.made(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(mine)), stored)
-    new, latest_ms = step.with_expiry(made.new)
+    effect = step.made(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(is_changed)), stored)
+    new, latest_ms = step.with_expiry(effect.new)
     ssts = writer.write_partitions(store, cache, app=head.app, stage=stage, table=table, rows=new)
-    return Edited(changes.in_order(), edit, ssts, max(clock_ms, latest_ms or clock_ms), made.next_ms)
+    return Edited(changes.in_order(), edit, ssts, max(clock_ms, latest_ms or clock_ms), effect.next_ms)
 
 
 def table_of(head: Manifest) -> Table:
-    """The table of a version. Raises `Refused` where it keeps none."""
+    """Return the table of a version. Raises `Refused` if the stage has none."""
     if head.table is None:
         raise Refused(f"stage {head.app}/{head.stage} keeps no table, so there is nothing to edit")
     return head.table
 
 
 def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
-    """Refuse a changed value whose column goes on from internal ones that stayed what they were."""
+    """Raise `Refused` if a value changes without the internal columns that it is derived from."""
     kind, names = kind_of(table.state).core, changes.after.column_names
     for name in (name for name in names if not is_internal(name)):
-        behind = [each for each in kind.internal({name: name}) if each in names]
-        if not behind:
+        companions = [companion for companion in kind.internal({name: name}) if companion in names]
+        if not companions:
             continue
-        # Of a row that comes to be, all columns are new.
+        # In an added row, all columns are new.
         new = ~changes.was & changes.is_there & np.asarray(pc.is_valid(changes.after[name]))
-        for each in behind:
-            alone = changes.differing[name] & ~changes.differing[each]
-            alone |= new & np.asarray(pc.is_null(changes.after[each]))
-            if alone.any():
-                some = changes.keys.filter(pa.array(alone)).slice(0, EXAMPLES)
+        for companion in companions:
+            unmatched = changes.differing[name] & ~changes.differing[companion]
+            unmatched |= new & np.asarray(pc.is_null(changes.after[companion]))
+            if unmatched.any():
+                some = changes.keys.filter(pa.array(unmatched)).slice(0, EXAMPLES)
                 raise Refused(
-                    f"{name} of {stage} would change without {each}, from which it goes on with the next record, in "
-                    f"{int(alone.sum()):,} rows, such as {examples(some)}",
-                    hint=f"set {' and '.join(behind)} as well: they are columns of the table here",
+                    f"{name} of {stage} would change without {companion}, from which it goes on with the next record, "
+                    f"in {int(unmatched.sum()):,} rows, such as {examples(some)}",
+                    hint=f"set {' and '.join(companions)} as well: they are columns of the table here",
                 )
 
 
 def rows_of(source: RowSource, head: Manifest) -> pa.Table:
-    """Rows from elsewhere as a stage's table has them, one of each key. Raises as `check` and `fit`, and `Refused`."""
+    """Read rows from a source with the columns of the stage's table, one per key.
+
+    Raises `Refused`, and the errors of `check` and `fit`.
+    """
     table = table_of(head)
     shown = replace(table, values=tuple(column for column in table.values if column.name != DUE))
     with reading(source) as batches:

@@ -1,6 +1,6 @@
-"""The first version of each stage of a clone: with the SSTs that `copies` gives it, and channels of its own.
+"""First version of each stage of a clone, with the SSTs from `copies` and channels of the clone's own.
 
-What is in flight at the cut is carried into these: the source's are never touched.
+Records in flight at the cut are copied into these channels; the source's topics are never written to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,47 +31,53 @@ from .copies import Copies
 
 
 class Carried(Struct, frozen=True):
-    """A channel of a clone, as copied."""
+    """Channel of a clone after copying."""
 
     topic: limits.Topic
     ends: limits.Offsets
     attempts: tuple[limits.Attempt, ...]
     rows: limits.Count
     starts: dict[limits.NameOrNone, limits.Offsets]
-    """For each receiver, where it reads on."""
+    """Start offsets, by receiver."""
     forgotten: dict[limits.NameOrNone, limits.Counts] = {}
-    """For each receiver, how many records were forgotten of those on their way to it, by Kafka partition."""
+    """Number of in-flight records that were forgotten, by receiver and Kafka partition."""
     topic_id: limits.Line = ""
 
 
 def offset_syncs(alias: str) -> str:
-    """The topic in which MirrorMaker 2 says which offsets records of a cluster have in its mirror."""
+    """Return the topic in which MirrorMaker 2 records offsets of a cluster's records in the mirror."""
     return f"mm2-offset-syncs.{alias}.internal"
 
 
 def channel_topic(app: str, channel: str) -> str:
-    """The repartition topic behind a channel."""
     return f"{app}-{channel}-repartition"
 
 
 def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
-    """The topics that half a clone may have in Kafka, as far as its source still says so."""
+    """Return the Kafka topics that an unfinished clone may have, as far as its source still exists."""
     origin = note.info.origin
     if origin is None:
         return ()
     source = store.at(note.root)
-    found = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
-    return tuple(channel_topic(note.info.name, name) for each in found if each is not None for name in each.outputs)
+    manifests = (history.find(source, origin.app, stage, version) for stage, version in origin.cut.items())
+    return tuple(
+        channel_topic(note.info.name, name)
+        for manifest in manifests
+        if manifest is not None
+        for name in manifest.outputs
+    )
 
 
 Records = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Gets a reader of a channel, and the next one that has read further, None for the last; gives what the first has still
-to read up to where that stands, these records, None where Kafka has them, and how many there were, by Kafka partition,
-where some may have been forgotten since: else nothing."""
+"""Reads in-flight records of a channel for one reader, up to the offsets of the next reader (None for the last).
+
+Returns the state of the channel; the records, or None if they must be read from Kafka; and the original number of
+records by Kafka partition if some may have been forgotten, else an empty tuple.
+"""
 
 
 def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> Records:
-    """The records in flight at a stored cut: from the snapshot `keeper` what that has, else from Kafka."""
+    """Read records in flight at a cut from the snapshot `keeper` if it has them, else from Kafka."""
 
     def records(
         reader: Channel, following: Channel | None
@@ -87,13 +93,13 @@ def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> R
 
 
 def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carried]:
-    """Copy every channel of the cut into topics of `app`, by channel.
+    """Copy every channel of the cut into topics of `app`; returns the copies by channel.
 
-    May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
+    Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
     """
     copied: dict[str, Carried] = {}
     for of_channel in readers(cut):
-        # From where the last receiver is, with a stop where each of the others is.
+        # Start at the slowest receiver's offsets, and split the copy at the offsets of each other receiver.
         name, rows = of_channel[0].name, 0
         topic = channel_topic(app, name)
         starts: dict[str, tuple[int, ...]] = {}
@@ -101,52 +107,52 @@ def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carr
         forgotten: dict[str, tuple[int, ...]] = {}
         ends: tuple[int, ...] = ()
         for reader, following in zip_longest(of_channel, of_channel[1:]):
-            state, kept, were = records(reader, following)
-            found = np.zeros(len(state.ends), np.int64)
-            if kept is not None and were:
-                kept = _counted(kept, found)
-            ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, kept)
+            state, kept_records, original_counts = records(reader, following)
+            counts = np.zeros(len(state.ends), np.int64)
+            if kept_records is not None and original_counts:
+                kept_records = _count_rows(kept_records, counts)
+            ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, kept_records)
             if state.attempts:
                 attempts.append(attempt)
-                # A clone's first version says how much it copied for all of its readers.
+                # A clone's first version counts the rows copied for all readers.
                 rows += sum(state.counts) if state.counts else state.rows
-            if were:
-                gone = np.array(were) - found
-                forgotten[reader.receiver] = tuple(gone.tolist())
-                rows -= int(gone.sum())
+            if original_counts:
+                num_forgotten = np.array(original_counts) - counts
+                forgotten[reader.receiver] = tuple(num_forgotten.tolist())
+                rows -= int(num_forgotten.sum())
         copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten, kafka.topic_id(topic))
     return copied
 
 
-def _counted(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-    """These records, counted by Kafka partition as they pass."""
+def _count_rows(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+    """Yield the records, and add their number to `counts` by Kafka partition."""
     for rows in chunks:
         counts += count_by_partition(rows, len(counts))
         yield rows
 
 
 def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
-    """What the clone's first version of a receiver says about the channel `name`.
+    """Return the input `name` of a receiver's first version in the clone.
 
-    Of the sender, the clone has nothing but a first version: what is in flight counts as written by that.
+    The clone has only a first version of the sender, so records in flight count as written by that version.
     """
     if name not in copied:
-        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
+        # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.
         none = (0,) * len(source.offsets)
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     channel, sender = copied[name], cut.stages[source.upstream]
     starts = channel.starts[receiver]
-    # A watermark that was not read yet is in flight, too.
+    # An unread watermark is in flight as well.
     read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
     at = sender.version if read_all else sender.version - 1
-    # What was forgotten on its way is not there to be read.
+    # Records forgotten in flight count as lost.
     gone = channel.forgotten.get(receiver, ())
     lost = added(source.lost, gone) if any(gone) else source.lost
     return replace(source, topic=channel.topic, offsets=starts, version=at, lost=lost, topic_id=channel.topic_id)
 
 
 class _CarriedChannels(Struct, frozen=True):
-    """The result of copying, noted before the first manifest: copying again would move the offsets."""
+    """Result of copying, stored before the first manifest, since copying again would change the offsets."""
 
     channels: dict[limits.Topic, Carried]
 
@@ -162,50 +168,52 @@ def finish_clone(
     by: str,
     is_new: bool,
 ) -> None:
-    """Give every stage of a clone in `target` its first version, as far as it has none, and the clone its identity.
+    """Commit the missing first versions of a clone in `target`, and then its identity.
 
-    None has a first version where it `is_new`. Raises `NotFound` where a manifest or a topic is gone, `Refused`
-    where records in flight are, `Corruption` where an SST is that is to be copied, and `Unavailable`.
+    With `is_new`, no first version exists yet. Raises `NotFound` if a manifest or topic is gone, `Refused` if
+    in-flight records are gone, `Corruption` if an SST to copy is damaged, and `Unavailable`.
     """
-    there = {} if is_new else _there(target, info.name, cut)
-    # Senders first, as their runners would have committed them.
-    missing = [stage for stage in order(cut.stages) if stage not in there]
+    first_versions = {} if is_new else _committed_first_versions(target, info.name, cut)
+    # Senders first, in the order in which runners would commit.
+    missing = [stage for stage in order(cut.stages) if stage not in first_versions]
     if missing:
-        key, made = keys.channels(info.name), copies.made(missing)
-        noted = None if is_new else notes.find(target, key, _CarriedChannels)
-        if noted is None:
-            # Somebody may finish the same clone at the same time: the note that was first counts.
-            noted = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
+        key, manifests = keys.channels(info.name), copies.made(missing)
+        carried_channels = None if is_new else notes.find(target, key, _CarriedChannels)
+        if carried_channels is None:
+            # Another process may be finishing the same clone: the first note wins.
+            carried_channels = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
         topics = info.origin.topics if info.origin else {}
         ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs(cut)}
         for stage in missing:
-            there[stage] = replace(_first_version(made[stage], cut, info, noted.channels, ids), by=by)
-            begin(target, there[stage])
-    # Where the stages begin, for Kafka's own tools.
-    for stage, first in there.items():
+            first_versions[stage] = replace(
+                _first_version(manifests[stage], cut, info, carried_channels.channels, ids), by=by
+            )
+            begin(target, first_versions[stage])
+    # Commit the start offsets for Kafka's own tools.
+    for stage, first in first_versions.items():
         if first.attached is not None:
-            continue  # whoever goes on with it reads a checkpoint
+            continue  # it reads from a Spark checkpoint
         channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
-    # From here on it exists.
+    # From now on the clone exists.
     apps.create_app(target, info, cloned=True)
     target.delete(keys.cloning(info.name))
 
 
-def _there(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:
-    """The first versions that an earlier call has committed."""
-    found = ((stage, history.find(store, app, stage, version)) for stage, version in cut.versions.items())
-    return {stage: manifest for stage, manifest in found if manifest is not None}
+def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:
+    """Return the first versions that an earlier call committed."""
+    manifests = ((stage, history.find(store, app, stage, version)) for stage, version in cut.versions.items())
+    return {stage: manifest for stage, manifest in manifests if manifest is not None}
 
 
 def has_run(store: ObjectStore, info: AppInfo) -> bool:
-    """Whether a clone has gone on from its first versions. The requests of `history.head` for each stage."""
+    """Return True if a clone has versions after its first. Costs the requests of `history.head` for each stage."""
     cut = info.origin.cut if info.origin else {}
     heads = heads_of(store, info.name, history.list_stages(store, info.name))
     return any(head.version != cut.get(stage) for stage, head in heads.items())
 
 
 def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
-    """Declared name and input of everything that the app reads from users' topics: not what a query of Spark's does."""
+    """Yield declared name and input of each users' topic that the app reads, except by attached Spark queries."""
     for stage in order(cut.stages):
         if cut.stages[stage].attached is None:
             yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
@@ -214,16 +222,16 @@ def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
 def _first_version(
     source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried], ids: Mapping[str, str]
 ) -> Manifest:
-    """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it.
+    """Return a stage's first manifest in the clone, with the source's version number: `_seq` depends on it.
 
-    `source` is the stage's version in the cut, with the SSTs that the clone has. `ids` are those of users' topics, by
-    declared name: of a topic that the clone has for itself, it is another one than the source's.
+    `source` is the stage's version in the cut, with the clone's SSTs. `ids` are topic ids by declared name, which
+    differ from the source's if the clone has a topic of its own.
     """
-    # Snapshots under way are the source's.
-    whole = without_snapshots(carried(source))
+    # Open snapshots belong to the source.
+    base = without_snapshots(carried(source))
     topics = info.origin.topics if info.origin else {}
     return replace(
-        whole,
+        base,
         app=info.name,
         epoch=1,
         writer=str(ULID()),
@@ -233,29 +241,28 @@ def _first_version(
             name: _carried_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream
             else replace(read, topic=topics.get(name, name), topic_id=ids.get(name, ""))
-            for name, read in whole.inputs.items()
+            for name, read in base.inputs.items()
         },
         outputs={
             name: Output(
-                each.topic,
-                each.ends,
+                channel.topic,
+                channel.ends,
                 output.sent,
-                each.attempts,
-                each.rows,
+                channel.attempts,
+                channel.rows,
                 output.schema,
-                topic_id=each.topic_id,
+                topic_id=channel.topic_id,
             )
             for name, output in source.outputs.items()
-            for each in [copied[name]]
+            for channel in [copied[name]]
         },
-        # What the source has not published yet, it publishes itself.
+        # The source publishes its own unpublished rows.
         sinks={},
         silent=source.silent | {name: sink.kind for name, sink in source.sinks.items()},
         promotion=None,
-        # Rows that the source's version wrote are told by it.
+        # `_seq` of the rows that the source's version wrote.
         seq=source.seq,
-        # What it took is the source's, and so are its migrations and what was forgotten, which have numbers of their
-        # own, and where its channels were left.
+        # These belong to the source, whose migrations and erasures are numbered separately.
         totals=None,
         migration=0,
         forgotten=0,
@@ -264,5 +271,5 @@ def _first_version(
 
 
 def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
-    """Tell an app that `init` began and whose rows were never committed. At most one request."""
+    """Return True if `init` created the app but never committed its rows. At most one request."""
     return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)

@@ -1,6 +1,6 @@
-"""`slackwater migrate`: a snapshot of the moment before, the decision, and a version for each stage.
+"""`slackwater migrate`: a snapshot of the state before, the decision, and a version for each stage.
 
-What it changes is said in a line for each change: for the verb, and for `run` that refuses a changed program.
+Also describes each change in one line, for the verb and for the error of `run` on a changed program.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,53 +28,54 @@ from .migrate_plan import Plan, StageChange, plan
 from .migration import finish, unpin_target
 
 PREFIX = "before-migration-"
-"""What the snapshots of the moment before a migration begin with."""
+"""Prefix of the names of snapshots taken before a migration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a migration did, or would do."""
+    """Result of a migration or a dry run."""
 
     plan: Plan
     number: int
-    """0 when nothing was to be done, or was only looked at."""
+    """Number of the migration; 0 if nothing changed, or for a dry run."""
     snapshot: str
-    """Pins the moment before; empty likewise."""
+    """Snapshot of the state before; empty if `number` is 0."""
     versions: Mapping[str, int]
-    """The version of each stage that names the migration; empty likewise."""
+    """Version of each stage that names the migration; empty if `number` is 0."""
     finished: int = 0
-    """The number of an earlier migration that had been left half done, and was finished first; 0 for none."""
+    """Number of an earlier, incomplete migration that was finished first; 0 for none."""
 
 
 def find_plan(
     store: ObjectStore, declared: Declared, renames: Mapping[str, str], *, stages: Mapping[str, str] | None = None
 ) -> Plan:
-    """What the program changes of the app that is stored; `renames` are of columns and `stages` of stages, old to new.
+    """Return what the program changes in the stored app; `renames` of columns and `stages` map old to new names.
 
-    Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
+    Raises the errors of `plan`, `NotFound` if the app does not exist, and `Refused` if an earlier migration is
+    incomplete.
     """
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
     after = check_done(store, declared.app, heads, Intent.MIGRATE)
-    found = plan(heads, declared, renames, stages=stages or {}, after=after)
+    result = plan(heads, declared, renames, stages=stages or {}, after=after)
     for name in heads.keys() - declared.stages.keys():
-        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
+        # A renamed stage starts new sinks, and a retired one publishes nothing, so all rows must be published first.
         if not heads[name].retired:
             published.check(store, heads[name])
-    return found
+    return result
 
 
 def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
-    """The number of an app's newest migration, or rewind, 0 for none. Raises `Refused` while it is half done."""
+    """Return the number of the newest migration or rewind, 0 for none. Raises `Refused` if it is incomplete."""
     last = MIGRATIONS.newest(store, app)
-    if last is not None and (behind := last.behind(heads)):
-        raise refusal(intent, half_done(last, behind))
+    if last is not None and (missing := last.behind(heads)):
+        raise refusal(intent, half_done(last, missing))
     return last.number if last is not None else 0
 
 
-def check_newest(store: ObjectStore, app: str, known: int) -> None:
-    """Raise `Refused` where an app was migrated, or rewound, since this was the number of its newest migration."""
+def check_newest(store: ObjectStore, app: str, number: int) -> None:
+    """Raise `Refused` if an app was migrated or rewound since the migration with this number."""
     last = MIGRATIONS.newest(store, app)
-    if last is not None and last.number > known:
+    if last is not None and last.number > number:
         program = "that it was migrated to" if last.verb == "migrate" else "that is to go on from there"
         raise Refused(
             f"app {app!r} was {last.did} by {last.by} while this run started",
@@ -83,42 +84,49 @@ def check_newest(store: ObjectStore, app: str, known: int) -> None:
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
+    """Finish an incomplete migration; returns its number, 0 for none. Raises the errors of `finish`."""
     last = MIGRATIONS.newest(store, app)
     return last.number if last is not None and finish(store, last, now_ms=now_ms) else 0
 
 
 def migrate(
     store: ObjectStore,
-    found: Plan,
+    decided_plan: Plan,
     starts: Mapping[str, Mapping[str, Input]],
     *,
     by: str,
     now_ms: int,
     reader: Topics | None = None,
 ) -> Migrated:
-    """Carry out what `find_plan` gave, all of it or nothing. No data is read or written, whatever the tables hold.
+    """Carry out a plan from `find_plan`, atomically. Reads and writes no table data.
 
-    `starts` says where stages begin to read what is new to them, by stage and declared name (`Plan.unread`); `by` is
-    user@host. The `reader` keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
+    `starts` has the start positions of new inputs, by stage and declared name (`Plan.unread`); `by` is user@host. With
+    a `reader`, the snapshot keeps in-flight records; otherwise Kafka keeps them until its retention ends.
 
-    Raises `Refused` where somebody else migrates the app at this moment, or a snapshot is under way that stages with
-    other inputs or names could not answer (nothing was changed then), and `Unavailable`: the next call finishes it.
+    Raises `Refused` if another migration won, or if an open snapshot request could not be answered by stages with other
+    inputs or names; nothing changed then. Raises `Unavailable`; the next call finishes the migration.
     """
-    if not found.changes:
-        return Migrated(found, 0, "", {})
-    steps = {old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in found.steps.items()}
+    if not decided_plan.changes:
+        return Migrated(decided_plan, 0, "", {})
+    steps = {
+        old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in decided_plan.steps.items()
+    }
     if any(step.answers_otherwise for step in steps.values()):
-        check_exclusion(store, found.app, Intent.MIGRATE, UnderWay.SNAPSHOT)
-    number = found.after + 1
-    cut = newest_cut(store, found.app, stages_of(store, found.app))
+        check_exclusion(store, decided_plan.app, Intent.MIGRATE, UnderWay.SNAPSHOT)
+    number = decided_plan.after + 1
+    cut = newest_cut(store, decided_plan.app, stages_of(store, decided_plan.app))
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
     pin(store, cut, name, by=by, reader=reader)
-    said = ", ".join(
-        f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
-        for each in found.changes
+    summary = ", ".join(
+        f"{change.stage} {change.kind}" + (f", until now {change.formerly}" if change.formerly else "")
+        for change in decided_plan.changes
     )
-    return Migrated(found, number, name, carry_out(store, found.app, number, steps, name, said, by=by, now_ms=now_ms))
+    return Migrated(
+        decided_plan,
+        number,
+        name,
+        carry_out(store, decided_plan.app, number, steps, name, summary, by=by, now_ms=now_ms),
+    )
 
 
 def carry_out(
@@ -133,23 +141,22 @@ def carry_out(
     now_ms: int,
     recovery: str = "",
 ) -> dict[str, int]:
-    """Decide what becomes of an app's stages, and do it; returns the new version of each.
+    """Decide the steps of a migration and carry them out; returns the new version of each stage.
 
-    `recovery` is the id of one that this is.
-
-    `snapshot` pins the moment before, and `said` tells the log what changes. Once it is decided it will be done, by
-    whoever comes by. Raises `Refused` where somebody else was faster: of this one nothing is done then, and the
-    snapshot is gone; else as `finish`.
+    `recovery` is the id of a recovery that this migration implements. `snapshot` pins the state before, and `said` is
+    the text for the audit log. Once decided, the migration will be completed by any later command. Raises `Refused` if
+    another migration was decided first: then nothing changed, and the snapshot is deleted. Otherwise raises the errors
+    of `finish`.
     """
     detail = f"{number}: {said}; before it {app}@{snapshot}"
     id_ = recovery or str(ULID())
     migration = Migration(app, number, id_, by, now_ms, snapshot, dict(steps), detail, why(), bool(recovery))
-    # Put where there is none of its number.
+    # Create-if-absent: the first migration with this number wins.
     decided = MIGRATIONS.add(store, migration)
     versions = finish(store, decided, now_ms=now_ms)
     if decided.id == migration.id:
         return versions
-    # Of the same moment, who was first may have the same one. Where it rewinds, that is done: so it needs no pin.
+    # The winner may use the same snapshot. If it is a rewind, it is done, and needs no pin.
     if decided.snapshot != snapshot:
         remove(store, app, snapshot)
     unpin_target(store, app, number)
@@ -163,7 +170,7 @@ _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
 
 
 def lines(change: StageChange) -> Iterator[str]:
-    """The changes of one stage, without its name."""
+    """Yield a line for each change of one stage, without its name."""
     if change.formerly:
         yield f"until now {change.formerly}: its history before is under that name"
     if change.kind == "retired":
@@ -174,13 +181,13 @@ def lines(change: StageChange) -> Iterator[str]:
         yield "new: begins with the next run"
     yield from map(of_column, change.columns)
     if change.due is not None:
-        before, after = change.due
-        if not before:
-            yield f"+ {after}: rows fall due from here on; those from before once they are written again"
-        elif not after:
-            yield f"- {before}: rows fall due no more"
+        old_due, new_due = change.due
+        if not old_due:
+            yield f"+ {new_due}: rows fall due from here on; those from before once they are written again"
+        elif not new_due:
+            yield f"- {old_due}: rows fall due no more"
         else:
-            yield f"~ {after}, until now {before}; rows from before fall due at the times that they have"
+            yield f"~ {new_due}, until now {old_due}; rows from before fall due at the times that they have"
     elif change.others:
         yield "its columns are declared in another order or in other words; rows stay as they are"
     if change.ttl is not None:
@@ -194,12 +201,12 @@ def lines(change: StageChange) -> Iterator[str]:
 
 
 def of_column(change: ColumnChange) -> str:
-    """One change of a column."""
+    """Describe one change of a column."""
     match change.kind:
         case "added":
             meaning = f" = {change.meaning}, from here on" if change.meaning else ""
-            before = "null" if change.default is None else change.default
-            return f"+ {change.column} {change.type}{meaning}; rows from before have {before}"
+            value = "null" if change.default is None else change.default
+            return f"+ {change.column} {change.type}{meaning}; rows from before have {value}"
         case "removed":
             return f"- {change.column} {change.type}"
         case "renamed":

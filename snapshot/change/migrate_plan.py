@@ -1,4 +1,4 @@
-"""What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
+"""Plan what a program changes in a stored app, stage by stage, or say why it cannot. Pure functions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,80 +17,80 @@ from ...store.versions.manifest import Input, Manifest, Ttl
 from ..cut.graph import order
 from ..cut.migrations import MigratedStage
 
-Names = Mapping[str, str]  # until now, and from then on
+Names = Mapping[str, str]  # old to new
 
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """What becomes of one stage."""
+    """Change of one stage."""
 
     stage: str
     kind: Literal["changed", "added", "retired"]
     version: int = 0
-    """Its newest version; 0 for one that is added."""
+    """Newest version of the stage; 0 for an added stage."""
     columns: tuple[ColumnChange, ...] = ()
     inputs: tuple[str, ...] = ()
-    """What it reads from then on and did not before; `gone` it reads no more."""
+    """New inputs; `gone` are inputs that the stage stops reading."""
     gone: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """The channels that it writes from its next start on; `dropped` it writes no more then."""
+    """New channels, written from the next start on; `dropped` are channels that it stops writing."""
     dropped: tuple[str, ...] = ()
     ttl: tuple[Ttl | None, Ttl | None] | None = None
-    """Its time to live before and after, where that is another."""
+    """Time to live before and after, if it changes."""
     due: tuple[str, str] | None = None
-    """What its rows fall due by before and after, as it is declared; None where that is the same."""
+    """Declared due time of rows before and after; None if it does not change."""
     others: bool = False
-    """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
+    """True if only the order or the declaration of columns changes."""
     guesses: tuple[tuple[str, str], ...] = ()
-    """Columns that are removed, and the added one that each may be: nobody said so."""
+    """Removed columns, each with the added column that it may have been renamed to."""
     formerly: str = ""
-    """Its name until now, where it gets another."""
+    """Old name, if the stage is renamed."""
     may_be: str = ""
-    """Of one that is retired, the added one that it may be under another name: nobody said so."""
+    """Added stage that a retired stage may have been renamed to; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a program changes of an app."""
+    """Changes that a program makes to an app."""
 
     app: str
     changes: tuple[StageChange, ...]
-    """Of the stages that it changes, upstream first."""
+    """Changed stages, upstream first."""
     steps: Mapping[str, MigratedStage] = field(default_factory=dict)
-    """What the migration commits, of every stage that the app has."""
+    """Step of the migration for every stage of the app."""
     after: int = 0
-    """The number of the app's newest migration, 0 when there was none: this one is the next."""
+    """Number of the app's newest migration, 0 for none; the plan becomes the next one."""
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
-        """What stages begin to read, by stage: where each input begins, the plan does not know."""
-        return {each.stage: each.inputs for each in self.changes if each.kind == "changed" and each.inputs}
+        """New inputs by stage, whose start positions the plan does not define."""
+        return {change.stage: change.inputs for change in self.changes if change.kind == "changed" and change.inputs}
 
 
 def plan(
     heads: Mapping[str, Manifest], declared: Declared, renames: Names, *, stages: Names | None = None, after: int = 0
 ) -> Plan:
-    """What becomes of the stages of an app, whose newest versions these are, under a program.
+    """Return what a program changes in an app with these newest versions.
 
-    `renames` are columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new
-    name; `stages` those of stages, old to new. `after` is the number of the newest migration that they went through.
+    `renames` maps columns to new names: `old` (in every table that has it) or `stage.old`; `stages` maps old to new
+    names of stages. `after` is the number of the app's newest migration.
 
-    Raises `NotFound` where a rename names a column or stage that is not there, with the nearest, and `Refused` where
-    what is stored cannot be kept under the program, with why and how it can.
+    Raises `NotFound` if a rename names an unknown column or stage, and `Refused` with a reason and a hint if
+    stored state cannot be kept under the program.
     """
-    # Without those that an earlier call has given their name.
+    # Skip stages that an earlier call has renamed.
     called = {old: new for old, new in (stages or {}).items() if old not in heads or heads[old].called != new}
     _check_names(heads, declared, called)
     former = {new: old for old, new in called.items()}
-    heads = _under_names(heads, called)
-    by_stage = _by_stage(heads, declared, renames, called)
+    heads = _with_new_names(heads, called)
+    by_stage = _renames_by_stage(heads, declared, renames, called)
     changes: list[StageChange] = []
     steps: dict[str, MigratedStage] = {}
     for name in order(heads):
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
-                may_be = _likely(head, heads, declared)
+                may_be = _likely_successor(head, heads, declared)
                 changes.append(StageChange(name, "retired", head.version, may_be=may_be))
                 steps[name] = MigratedStage(retires=True)
             else:
@@ -98,7 +98,7 @@ def plan(
             continue
         if head.called:
             raise is_retired(head)
-        change, step = _stage(head, stage, by_stage.get(name, {}))
+        change, step = _plan_stage(head, stage, by_stage.get(name, {}))
         if name in former:
             change = replace(change or StageChange(name, "changed", head.version), formerly=former[name])
             step = with_fields(step, called=name)
@@ -112,8 +112,8 @@ def plan(
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
     _check_channels(heads, declared)
-    found = Plan(declared.app, tuple(changes), steps, after)
-    for reader, names in found.unread.items():
+    result = Plan(declared.app, tuple(changes), steps, after)
+    for reader, names in result.unread.items():
         for name in names:
             if (sender := declared.stages[reader].inputs[name]) in former:
                 raise Refused(
@@ -121,20 +121,20 @@ def plan(
                     f"{former[sender]!r} to that",
                     hint="do it in two: rename the stage first, and then let the other read it",
                 )
-    return found
+    return result
 
 
-def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, MigratedStage]:
-    found, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
-    if found.refused is not None:
-        raise found.refused
-    for name, (was, now) in inputs.writers.items():
-        before, after = (f"stage {each!r}" if each else "nobody of the app" for each in (was, now))
+def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, MigratedStage]:
+    table_fit, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
+    if table_fit.refused is not None:
+        raise table_fit.refused
+    for name, (old, new) in inputs.writers.items():
+        old_writer, new_writer = (f"stage {writer!r}" if writer else "nobody of the app" for writer in (old, new))
         raise Refused(
-            f"stage {stage.name!r}: its input {name!r} is written by {after} now, and was by {before}",
+            f"stage {stage.name!r}: its input {name!r} is written by {new_writer} now, and was by {old_writer}",
             hint="give the repartition topic a new name: then it is another input, read from its beginning",
         )
-    table, columns, others = found.table, found.columns, found.others
+    table, columns, is_redeclared = table_fit.table, table_fit.columns, table_fit.others
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
     dropped = tuple(name for name in head.outputs if name not in stage.outputs)
     lifetimes = due = None
@@ -142,8 +142,8 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageC
         lifetimes = head.table.ttl, table.ttl
         due = kind_of(head.table.state).renamed(renames).due_text, kind_of(table.state).due_text
     step = MigratedStage(
-        table=table if columns or others else None,
-        schema=head.table.schema if head.table is not None and (columns or others) else 0,
+        table=table if columns or is_redeclared else None,
+        schema=head.table.schema if head.table is not None and (columns or is_redeclared) else 0,
         gone=inputs.gone,
     )
     change = StageChange(
@@ -157,7 +157,7 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageC
         dropped=dropped,
         ttl=lifetimes if lifetimes and lifetimes[0] != lifetimes[1] else None,
         due=due if due and due[0] != due[1] else None,
-        others=others,
+        others=is_redeclared,
         guesses=likely_renames(columns),
     )
     empty = StageChange(stage.name, "changed", head.version)
@@ -165,20 +165,22 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageC
 
 
 def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
-    """See that rows on their way can be read by the program, in the columns that it gives their channel."""
+    """Check that in-flight rows can be read with the columns that the program declares for their channel."""
     for sender, stage in declared.stages.items():
         for name, ddl in stage.outputs.items():
             output = heads[sender].outputs.get(name) if sender in heads else None
             if output is None or output.schema == ddl or fits(schema_of(output.schema), schema_of(ddl)):
                 continue
-            if not any(name in each.inputs for each in declared.stages.values()):
+            if not any(name in receiver.inputs for receiver in declared.stages.values()):
                 continue
-            reading = {one.stage: one.inputs[name] for one in heads.values() if name in one.inputs and not one.retired}
-            # Between a migration and the first batch of a new reader there may be nobody who reads it.
-            places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
-            for reader, source in places.items():
-                left = unread(output, source)
-                if source.offsets != output.ends if left is None else left > 0:
+            inputs = {
+                head.stage: head.inputs[name] for head in heads.values() if name in head.inputs and not head.retired
+            }
+            # After a migration, a channel has no reader until the new reader's first batch.
+            positions = inputs or {head.stage: head.stopped[name] for head in heads.values() if name in head.stopped}
+            for reader, source in positions.items():
+                num_unread = unread(output, source)
+                if source.offsets != output.ends if num_unread is None else num_unread > 0:
                     raise Refused(
                         f"rows are on their way in {name!r} to {reader!r}, in other columns than the program has",
                         hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
@@ -186,41 +188,41 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                     )
 
 
-def _by_stage(
+def _renames_by_stage(
     heads: Mapping[str, Manifest], declared: Declared, renames: Names, called: Names
 ) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
-    for said, new in renames.items():
+    by_stage: dict[str, dict[str, str]] = {}
+    for renamed, new in renames.items():
         tables = {name: visible(head.table.columns) for name, head in heads.items() if head.table and not head.retired}
-        stage, dot, old = said.partition(".")
+        stage, dot, old = renamed.partition(".")
         stage = called.get(stage, stage)
         if dot and stage in tables:
             if old not in tables[stage] and new in tables[stage]:
                 continue  # done already
-            found.setdefault(stage, {})[old] = new
+            by_stage.setdefault(stage, {})[old] = new
             continue
-        having = [name for name, names in tables.items() if said in names and name in declared.stages]
-        if not having:
+        owners = [name for name, names in tables.items() if renamed in names and name in declared.stages]
+        if not owners:
             if any(new in names for names in tables.values()):
                 continue  # done already
             raise NotFound(
                 f"column of app {declared.app!r}",
-                said,
+                renamed,
                 {column for names in tables.values() for column in names},
                 hint="--rename OLD=NEW names a stored column first; --rename TABLE.OLD=NEW one of a certain table",
             )
-        # A column that several tables have is renamed where the program has the new name.
-        programs = {name: table for name in having if (table := declared.stages[name].table) is not None}
-        for name in [name for name, table in programs.items() if new in visible(table.columns)] or having:
-            found.setdefault(name, {})[said] = new
-    return found
+        # If several tables have the column, rename it where the program declares the new name.
+        programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
+        for name in [name for name, table in programs.items() if new in visible(table.columns)] or owners:
+            by_stage.setdefault(name, {})[renamed] = new
+    return by_stage
 
 
 _OPTION = "--rename-stage OLD=NEW"
 
 
 def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Names) -> None:
-    """See that stages can have these names, old to new."""
+    """Check that stages can be renamed, old to new."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -242,7 +244,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Name
             )
         if list(called.values()).count(new) > 1:
             raise Refused(f"two stages of {app!r} cannot both become {new!r}")
-        # Whoever has still to read what the stage sent must have begun to: rows are not kept for others.
+        # Rows are kept only for readers that have started, so all readers must have.
         for name, output in heads[old].outputs.items():
             if any(output.sent) and not any(readers(heads, name, old)):
                 raise Refused(
@@ -253,17 +255,20 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Name
 
 
 def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
-    """Where stages that are not retired stand on a sender's channel, or stopped reading it."""
+    """Yield the inputs of active stages that read a sender's channel, or stopped reading it."""
     for head in heads.values():
         for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
             if source is not None and source.upstream == sender:
                 yield source
 
 
-def _under_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Manifest]:
+def _with_new_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Manifest]:
 
     def sources(inputs: Mapping[str, Input]) -> dict[str, Input]:
-        return {name: with_fields(one, upstream=called.get(one.upstream, one.upstream)) for name, one in inputs.items()}
+        return {
+            name: with_fields(source, upstream=called.get(source.upstream, source.upstream))
+            for name, source in inputs.items()
+        }
 
     return {
         called.get(name, name): with_fields(
@@ -273,14 +278,14 @@ def _under_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Mani
     }
 
 
-def _likely(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """The added stage that one may be that the program has no more: the only one like it; empty for none."""
-    found = []
-    for name, one in declared.stages.items():
-        if head.table is not None and one.table is not None:
-            alike = head.table.key == one.table.key
+def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
+    """Return the only added stage that resembles a stage the program dropped; empty if there is none, or several."""
+    matches = []
+    for name, stage in declared.stages.items():
+        if head.table is not None and stage.table is not None:
+            alike = head.table.key == stage.table.key
         else:
-            alike = head.table is one.table and head.outputs.keys() == one.outputs.keys()
-        if name not in heads and alike and head.inputs.keys() == one.inputs.keys():
-            found.append(name)
-    return found[0] if len(found) == 1 else ""
+            alike = head.table is stage.table and head.outputs.keys() == stage.outputs.keys()
+        if name not in heads and alike and head.inputs.keys() == stage.inputs.keys():
+            matches.append(name)
+    return matches[0] if len(matches) == 1 else ""

@@ -1,7 +1,7 @@
-"""Asking that a stage's rejected records be put through its program again.
+"""Requests to retry a stage's rejected records.
 
-A request is one object. Whoever runs the stage does it between two batches, and then removes the request. A record that
-was taken is marked in the same commit, so what is done twice because somebody died in between does no harm.
+A request is one object. The stage's runner does it between two batches, and then removes the request. The same commit
+marks the records that were retried, so repeating a request after a crash is harmless.
 """
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from ..under_way.exclusion import Intent, check_exclusion
 
 
 class RetryRequest(Struct, frozen=True):
-    """What asks for the rejected records of one stage to be put through again."""
+    """Request to retry the rejected records of one stage."""
 
     id: limits.Ulid
     stage: limits.Name
@@ -28,13 +28,13 @@ class RetryRequest(Struct, frozen=True):
 
 
 RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
-"""Those that are not done yet, oldest first."""
+"""Open requests, oldest first."""
 
 
 def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
-    """The stages with rejected records that wait to be retried, and how many; of `stage` alone, if it is given.
+    """Return the number of rejected records to retry by stage, or of `stage` alone if given.
 
-    Raises `NotFound` where there is no such app or stage.
+    Raises `NotFound` if the app or stage does not exist.
     """
     stages = stages_of(store, app, stage)
     heads = heads_of(store, app, (stage,) if stage else stages)
@@ -42,14 +42,14 @@ def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
 
 
 def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
-    """Ask for what waits of a stage; a request that is open already is the same one.
+    """Request a retry of a stage's rejected records; returns the open request if there is one.
 
-    Raises `NotFound` where there is no such app or stage, `Refused` where nothing waits.
+    Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
     """
     check_exclusion(store, app, Intent.RETRY)
     if not waiting(store, app, stage):
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
-    request = next((each for each in RETRIES.all(store, app) if each.stage == stage), None)
+    request = next((open_request for open_request in RETRIES.all(store, app) if open_request.stage == stage), None)
     if request is None:
         request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
     record_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)

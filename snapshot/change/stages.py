@@ -1,12 +1,12 @@
-"""Changing a stage of an app by one commit that copies nothing: other state partitions for its table, or retiring it.
+"""Change a stage by one commit that copies nothing: rescale its table, or retire it.
 
-The new version carries everything on: table, SSTs, offsets. It has the next epoch, like a claim, so a runner that holds
-the stage stops at its next commit, and no batch that was planned for other state partitions can follow. The SSTs stay:
-readers go by their hashes, and compaction cuts them at the new bounds as it merges them.
+The new version keeps table, SSTs and offsets. It has the next epoch, like a claim, so the stage's runner
+is fenced, and no batch that was planned for the old state partitions can follow. SSTs stay:
+readers select rows by hash, and compaction splits SSTs at the new bounds as it merges them.
 
-What a retired stage had answered of snapshots under way is left out: they are completed without it, and no cut lacks
-anything by that, because nobody who is left reads what the stage wrote. A program that has the stage again claims it,
-and it goes on where it stopped.
+A retired stage's answers to open snapshot requests are dropped: the snapshots complete without it. The cut
+is still complete, because no remaining stage reads what it wrote. A program that declares the stage again claims it,
+and continues where it stopped.
 """
 
 from collections.abc import Collection
@@ -35,30 +35,29 @@ _SEARCHED_VERSIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """What a rescale did, or would do."""
+    """Result of a rescale or a dry run."""
 
     app: str
     stage: str
     version: int
-    """The version that has the new number; the head when that has it already."""
+    """Version with the new number of partitions; the head if nothing changed."""
     before: int
     partitions: int
-    """State partitions from now on; the same as `before` when there was nothing to do."""
+    """New number of state partitions; equal to `before` if nothing changed."""
     ssts: int
 
 
 def rescale(
     store: ObjectStore, app: str, stage: str, partitions: int, *, by: str, now_ms: int, dry_run: bool = False
 ) -> Rescaled:
-    """Let a stage's table have so many state partitions, 1 to `limits.MAX_PARTITIONS`, from its next version on.
+    """Set the number of state partitions of a stage's table, from 1 to `limits.MAX_PARTITIONS`.
 
-    Snapshots under way are carried on. A runner of the stage is fenced off, and goes on with the new number when it is
-    started again. One manifest and one entry in the app's log, each with `by`, user@host; none with `dry_run`, which
-    checks all the same. When the table has that number already, nothing but the entry, where whoever gave it the number
-    died before.
+    Open snapshots continue. A runner of the stage is fenced, and uses the new number after a
+    restart. Writes one manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks.
+    If the table has this number already, only the log entry is added, if an interrupted call did not add it.
 
-    Raises `Usage` where no table can have so many, or so few, `NotFound` where there is no such app or stage, `Refused`
-    where the stage keeps no table, or is retired, `CommitConflict` where others kept winning the race for the next
+    Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused`
+    if the stage has no table or is retired, `CommitConflict` if other writers kept winning the race for the next
     version, and `Unavailable`: the rescale may have been committed then.
     """
     partitions = whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
@@ -72,36 +71,36 @@ def rescale(
     if head.retired:
         raise is_retired(head)
     check_exclusion(store, app, Intent.RESCALE, dry_run=dry_run)
-    before, version = head.table.partitions, head.version
-    if before != partitions:
+    old_partitions, version = head.table.partitions, head.version
+    if old_partitions != partitions:
         version += 1
         if not dry_run:
 
             def update(draft: Manifest) -> Manifest:
-                assert draft.table is not None  # noqa: S101  a stage that has a table keeps it
+                assert draft.table is not None  # noqa: S101  checked above
                 return replace(draft, table=replace(draft.table, partitions=partitions))
 
             version = amend(store, head, Amendment("rescale", update), by=by, now_ms=now_ms).manifest.version
-            _record_rescale(store, app, stage, before, partitions, by, version)
+            _record_rescale(store, app, stage, old_partitions, partitions, by, version)
     elif not dry_run:
         _record_earlier_rescale(store, head, partitions)
-    return Rescaled(app, stage, version, before, partitions, len(head.ssts))
+    return Rescaled(app, stage, version, old_partitions, partitions, len(head.ssts))
 
 
 def _record_rescale(
-    store: ObjectStore, app: str, stage: str, before: int, partitions: int, by: str, version: int
+    store: ObjectStore, app: str, stage: str, old_partitions: int, partitions: int, by: str, version: int
 ) -> None:
-    detail = f"{stage} to {partitions} state partitions, from {before}"
+    detail = f"{stage} to {partitions} state partitions, from {old_partitions}"
     record(store, app, "rescale", detail, by, {stage: (version - 1, version)})
 
 
 def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int) -> None:
-    """Note the rescale that gave the table its number, if whoever committed it died before that."""
+    """Record the rescale that set this number of partitions, if an interrupted call did not."""
     app, stage = head.app, head.stage
-    known = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
-    if known is not None and known.detail.startswith(f"{stage} to {partitions} "):
+    entry = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
+    if entry is not None and entry.detail.startswith(f"{stage} to {partitions} "):
         return
-    # Further back nobody repeats what was interrupted.
+    # Nobody retries an interrupted rescale after this many versions.
     for later, earlier in pairwise(islice(history.backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
@@ -111,38 +110,38 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
 
 
 _CLOCK_SLACK_MS = 3_600_000
-"""How far the clocks of two machines may differ."""
+"""Maximum clock difference between two machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """What retiring a stage did, or would do."""
+    """Result of retiring a stage, or of a dry run."""
 
     app: str
     stage: str
     version: int
-    """The version that retires it: the head when it was retired before."""
+    """Version that retires the stage; the head if it was retired before."""
     already: bool
-    """Whether it was retired before, so that there was nothing to do."""
+    """True if the stage was retired before, so that nothing changed."""
     last_ms: int
-    """When the stage committed last before that."""
+    """Time of the stage's last commit before that."""
     last_by: str
-    """host:pid of who did: a runner that is alive stops."""
+    """Author of that commit, as host:pid; this runner stops if it is alive."""
     ssts: int
     unread: dict[str, int]
-    """By sender: how many of its versions are kept no longer for this stage, which has not read them."""
+    """Number of unread versions by sender, which are no longer kept for this stage."""
     snapshots: tuple[str, ...]
-    """Snapshots under way that do not wait for this stage any more."""
+    """Open snapshots that no longer wait for this stage."""
 
 
 def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dry_run: bool = False) -> Retired:
-    """Take a stage out of its app from its next version on. Done again, it changes nothing.
+    """Remove a stage from its app from its next version on. Idempotent.
 
-    `by`, user@host, is for the manifest and the app's log; `dry_run` checks everything and commits nothing.
+    `by`, user@host, is for the manifest and the audit log; `dry_run` checks everything and commits nothing.
 
-    Raises `NotFound` where there is no such app or stage, `Refused` where a stage that is not retired reads what this
-    one writes, or rows for its sinks are not published yet, `CommitConflict` where others kept winning the race for the
-    next version, and `Unavailable`: the same call again finishes it.
+    Raises `NotFound` if the app or stage does not exist, `Refused` if an active stage reads this stage's
+    channels or rows for its sinks are unpublished, `CommitConflict` if other writers kept winning the race for the
+    next version, and `Unavailable`; calling again finishes it.
     """
     heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:
@@ -153,16 +152,15 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     if head.retired:
         if not dry_run:
             _record_retirement(store, app, head, by)
-        before = history.find(store, app, stage, head.version - 1) or head
-        return Retired(app, stage, head.version, True, before.time_ms, before.by, len(head.ssts), {}, ())
+        last = history.find(store, app, stage, head.version - 1) or head
+        return Retired(app, stage, head.version, True, last.time_ms, last.by, len(head.ssts), {}, ())
     readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
     if readers:
-        # Receivers before senders: the last of them in the order is the first that may go.
-        one = len(readers) == 1
+        # Receivers must be retired before senders, so the last in the order goes first.
+        verb, them = ("reads", "that one") if len(readers) == 1 else ("read", "these")
         raise Refused(
-            f"stage {app}/{stage} cannot be retired: {', '.join(reversed(readers))} {'reads' if one else 'read'} what "
-            "it writes",
-            hint=f"retire {'that one' if one else 'these'} first, receivers before senders: slackwater retire "
+            f"stage {app}/{stage} cannot be retired: {', '.join(reversed(readers))} {verb} what it writes",
+            hint=f"retire {them} first, receivers before senders: slackwater retire "
             f"{app}/{readers[-1]}; or leave {stage} as it is",
         )
     published.check(store, head)
@@ -180,15 +178,15 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
-    """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `amend`."""
+    """Commit the version that retires a stage, even if other stages read it. Raises the errors of `amend`."""
     return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
 
 
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
-    """Make ready for the claim of a stage that may be retired; returns the version that it is so at.
+    """Prepare the claim of a retired stage; returns the version that retired it, None if it is not retired.
 
-    Snapshots that are under way are withdrawn then. The stage may have read past their markers before it was retired,
-    and would never answer.
+    Withdraws open snapshots, since the stage may have read past their markers before it was retired, and
+    would never answer.
     """
     head = history.head(store, app, stage)
     if head is None or not head.retired:
@@ -201,12 +199,12 @@ def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest
 
 
 def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
-    """The stages that an app has, that are not retired, and that a program has not; receivers before senders."""
+    """Return the active stages of an app that a program does not declare; receivers before senders."""
     heads = heads_of(store, app, (stage for stage in history.list_stages(store, app) if stage not in program))
     return tuple(stage for stage in reversed(order(heads)) if not heads[stage].retired)
 
 
 def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
-    """Add to the app's log that a stage was retired, unless it is there: the process may have died in between."""
-    detail, made = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
-    record_once(store, app, "retire", detail, by, made, since_ms=head.time_ms - _CLOCK_SLACK_MS)
+    """Add the retirement of a stage to the audit log, unless an interrupted call did."""
+    detail, versions = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
+    record_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)

@@ -1,8 +1,8 @@
-"""A cut, and how its stages hang together: who reads whose channel, as the manifests' inputs say; making it consistent.
+"""Cuts, the graph of their stages and channels, and how versions are made consistent.
 
-A cut is consistent when nothing is received in it that was not sent. Every manifest says what it consumed and what it
-produced, so any versions become a consistent cut after the fact: raise every sender to what its receivers had consumed
-(Chandy and Lamport 1985), or take receivers back. Pure: manifests in, answers out. `moments.py` finds them.
+A cut is consistent if nothing in it was received that was not sent. Manifests record what was consumed and
+produced, so any versions can be made a consistent cut after the fact: raise every sender to what its receivers consumed
+(Chandy and Lamport 1985), or move receivers back. Pure functions of manifests; `moments.py` reads these.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,55 +18,54 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """What was asked for and what it is answered with, where garbage collection has left another moment only."""
+    """Requested and actual time of a moment whose versions were collected."""
 
     asked_ms: int
-    """The time that was asked for; for a version, when it was committed."""
+    """Requested time; for a version, its commit time."""
     answered_ms: int
-    """The time of the cut that is left."""
+    """Time of the cut that remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One version per stage of an app, as manifests. Stages without a version at that moment are left out."""
+    """One version of each stage of an app, as manifests. Stages without a version at that moment are left out."""
 
     app: str
     stages: Mapping[str, Manifest]
     snapshot: str = ""
-    """The snapshot that names this cut; empty for any other moment."""
+    """Snapshot that names this cut; empty for any other moment."""
     seen_ms: int = 0
-    """When a person looks: rows that expire by write time go on doing so until the next version. 0 to see each version
-    as it was committed, whenever one looks."""
+    """Time up to which rows expire by write time. 0 shows each version as it was committed."""
     thinned: Thinned | None = None
-    """Set when the history was thinned out at the moment asked for, and this is not what the whole would have given."""
+    """Set if versions of the requested moment were collected, and this is another moment."""
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version of each stage, upstream first."""
+        """Version of each stage, upstream first."""
         return {stage: self.stages[stage].version for stage in order(self.stages)}
 
     @property
     def time_ms(self) -> int:
-        """When the newest commit of the cut was made; 0 for the empty cut."""
+        """Time of the newest commit in the cut; 0 for the empty cut."""
         return max((manifest.time_ms for manifest in self.stages.values()), default=0)
 
     def clock_ms(self, stage: str) -> int:
-        """The clock by which rows of a stage's table are expired at this cut; 0 for tables beside it."""
+        """Return the clock by which rows of a stage's table expire at this cut; 0 for side tables."""
         return ttl.seen_clock_ms(self.stages[stage], self.seen_ms) if stage in self.stages else 0
 
     @property
     def tables(self) -> dict[str, Manifest]:
-        """The tables by name, upstream first, each as a version that has it as its table: also those beside others."""
-        each = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
-        return {name: manifest for tables in each for name, manifest in tables.items()}
+        """Manifests by table name, upstream first, including side tables."""
+        tables_by_stage = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
+        return {name: manifest for tables in tables_by_stage for name, manifest in tables.items()}
 
     def table(self, name: str) -> Manifest | None:
-        """One of `tables`, or None: a stage's own is found without a look at the others."""
+        """Return the manifest of a table or side table, or None."""
         own = self.stages.get(name)
         return own if own is not None and own.table is not None else self.tables.get(name)
 
     def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
-        """The cut with stages that got another name since under that, too, as far as these later versions say so."""
+        """Return the cut with renamed stages under their new names as well, according to these later versions."""
         renamed = {
             name: self.stages[former.stage]
             for name, head in later.items()
@@ -78,7 +77,7 @@ class Cut:
 
     @property
     def ref(self) -> str:
-        """A short name for people: `flights@before-upgrade`, or `flights(legs@v7, routes@v5)`."""
+        """Short name for people: `flights@before-upgrade`, or `flights(legs@v7, routes@v5)`."""
         if self.snapshot:
             return f"{self.app}@{self.snapshot}"
         return f"{self.app}({', '.join(f'{stage}@v{version}' for stage, version in self.versions.items())})"
@@ -86,7 +85,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One edge of the cut's graph. While nobody reads the channel, `receiver` is empty and `input` None."""
+    """Edge of the cut's graph. Without a reader, `receiver` is empty and `input` is None."""
 
     name: str
     sender: str
@@ -95,42 +94,42 @@ class Channel:
 
 
 def consumed(manifest: Manifest) -> dict[str, int]:
-    """The version of each upstream stage that this version has consumed, 0 for none yet."""
+    """Return the consumed version of each upstream stage, 0 for none yet."""
     versions: dict[str, int] = {}
     for source in manifest.inputs.values():
         if source.upstream:
-            # Two channels of one sender may have been read to different versions: the larger binds the cut.
+            # Two channels of one sender may be read up to different versions: the cut needs the later one.
             versions[source.upstream] = max(source.version, versions.get(source.upstream, 0))
     return versions
 
 
 def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """The stages upstream first; among equals by name, so that every caller sees the same order.
+    """Return the stages upstream first, and by name among equals, so that the order is deterministic.
 
-    Stages that read each other in a circle (which `App` refuses to declare) come last, by name.
+    Stages in a cycle (which `App` refuses to declare) come last, by name.
     """
-    waiting = {stage: {up for up in consumed(stages[stage]) if up in stages} for stage in sorted(stages)}
-    placed: list[str] = []
-    while waiting:
-        ready = [stage for stage, upstream in waiting.items() if not upstream - set(placed)]
-        for stage in ready or list(waiting):
-            placed.append(stage)
-            del waiting[stage]
-    return tuple(placed)
+    remaining = {stage: {up for up in consumed(stages[stage]) if up in stages} for stage in sorted(stages)}
+    ordered: list[str] = []
+    while remaining:
+        next_stages = [stage for stage, upstream in remaining.items() if not upstream - set(ordered)]
+        for stage in next_stages or list(remaining):
+            ordered.append(stage)
+            del remaining[stage]
+    return tuple(ordered)
 
 
 def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
-    """Every stage that gets something of `stage`'s, over any number of channels; without `stage` itself."""
-    found = {stage}
+    """Return all stages that receive data of `stage`, over any number of channels, without `stage` itself."""
+    affected = {stage}
     for name in order(stages):
-        if found & consumed(stages[name]).keys():
-            found.add(name)
-    return frozenset(found - {stage})
+        if affected & consumed(stages[name]).keys():
+            affected.add(name)
+    return frozenset(affected - {stage})
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Every channel once per receiver, senders upstream first; one that nobody reads in the cut once."""
-    found: list[Channel] = []
+    """Return every channel once for each receiver, upstream senders first; a channel without readers once."""
+    result: list[Channel] = []
     stages = order(cut.stages)
     for sender in stages:
         for name in sorted(cut.stages[sender].outputs):
@@ -139,15 +138,15 @@ def channels(cut: Cut) -> tuple[Channel, ...]:
                 for receiver in stages
                 if (source := cut.stages[receiver].inputs.get(name)) is not None and source.upstream == sender
             ]
-            found += readers or [Channel(name, sender)]
-    return tuple(found)
+            result += readers or [Channel(name, sender)]
+    return tuple(result)
 
 
 def readers(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
-    """`channels`, each with its readers together: the one that is furthest behind comes first."""
-    # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
-    each = (tuple(found) for _, found in groupby(channels(cut), attrgetter("name")))
-    return tuple(tuple(sorted(found, key=_progress)) for found in each)
+    """Return the readers of each channel, in the order of `channels`; the slowest reader comes first."""
+    # In a clone that has read nothing yet, readers of the same version may be at different offsets.
+    by_name = (tuple(channel_readers) for _, channel_readers in groupby(channels(cut), attrgetter("name")))
+    return tuple(tuple(sorted(channel_readers, key=_progress)) for channel_readers in by_name)
 
 
 def _progress(reader: Channel) -> tuple[object, ...]:
@@ -155,7 +154,7 @@ def _progress(reader: Channel) -> tuple[object, ...]:
 
 
 def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """Each way in which something is consumed that was not sent, as a sentence; none means consistent."""
+    """Return a sentence for each version that was consumed but not sent; empty if consistent."""
     return tuple(
         f"{receiver}@v{manifest.version} consumed {sender}@v{version}, but the cut holds "
         + (f"{sender}@v{stages[sender].version}" if sender in stages else f"no version of {sender}")
@@ -166,16 +165,16 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
-    """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""
+    """Return the smallest consistent cut with these versions or later ones. `read` reads a stage's version."""
     raised = dict(stages)
     while True:
-        before = dict(raised)
-        # Receivers first: a raised sender may itself have consumed more.
+        previous = dict(raised)
+        # Receivers first: a raised sender may have consumed more itself.
         for receiver in reversed(order(raised)):
             for sender, version in consumed(raised[receiver]).items():
                 if version > (raised[sender].version if sender in raised else 0):
                     raised[sender] = read(sender, version)
-        if raised == before:
+        if raised == previous:
             return raised
 
 
@@ -185,11 +184,10 @@ def lower_receivers(
     read: Callable[[str, int], Manifest],
     first: Callable[[str], int],
 ) -> dict[str, Manifest]:
-    """Take back every stage that got something of `pinned`'s that `pinned` has not sent at its version.
+    """Move back stages that received data which `pinned` had not sent at its version.
 
-    Versions that were taken by time need it where the clocks of two machines differ. The result is consistent and has
-    `pinned` exactly as it is. `first` is the lowest version a stage may go back to; a stage that would have to go
-    further is left out.
+    This is needed for versions chosen by time if clocks differ. The result is consistent and has `pinned` unchanged.
+    `first` returns the lowest version of a stage to go back to; a stage that would have to go further back is left out.
     """
     lowered = dict(stages)
     receivers = descendants(stages, pinned)
@@ -199,7 +197,7 @@ def lower_receivers(
         def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
             return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
 
-        kept = history.newest_where(read, first, lowered.pop(receiver), within)
-        if kept is not None:
-            lowered[receiver] = kept
+        earlier = history.newest_where(read, first, lowered.pop(receiver), within)
+        if earlier is not None:
+            lowered[receiver] = earlier
     return lowered

@@ -1,12 +1,11 @@
-"""What the channels of a cut hold, sent and not yet consumed, and how far a reader goes on where records are gone.
+"""Records in flight in the channels of a cut, and where a reader continues if records are gone from Kafka.
 
-What is in flight follows from the manifests: where the reader stands, where the sender stood, and which attempts
-counted in between.
+Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
 
-Of records that are gone from Kafka before their reader: it gets all rows of an upstream version or none. So versions
-that lie partly in the gap are passed over whole, and everything up to the last of them with it, the markers of
-snapshots too. Versions whose rows are all there are never passed over for the sake of a marker: those are found in
-manifests, not in Kafka.
+If records are gone from Kafka before they were read, a reader gets either all rows of an upstream version or none. So
+versions with some rows in the gap are skipped as a whole, and everything up to the last of them as well, including
+markers of snapshots. Versions with all rows are never skipped because of a missing marker: markers are also
+in manifests.
 """
 
 from collections.abc import Iterable
@@ -24,52 +23,56 @@ from .graph import Channel, Cut, channels
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Records sent before the sender's version and not yet consumed by the receiver's, on one channel.
+    """Records of one channel sent up to the sender's version and not yet consumed by the receiver's.
 
-    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
-    attempt is one of `attempts`; anything else in that range is to be skipped.
+    They are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
+    attempt is one of `attempts`; other messages in that range are skipped.
     """
 
     channel: str
     topic: str
     sender: str
     receiver: str
-    """Empty when no stage had read the channel yet."""
+    """Stage that reads the channel; empty if none has read it yet."""
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     attempts: tuple[str, ...]
     rows: int
-    """Records that the sender's versions `after`+1..`up_to` wrote. A clone's first version wrote for all readers: of a
-    channel with several, one may have had its share of them."""
+    """Number of records that the sender's versions `after`+1..`up_to` wrote.
+
+    The first version of a clone counts the records for all readers of the channel, some of which may need fewer.
+    """
     counts: tuple[int, ...]
-    """Records by Kafka partition: sent by the sender since the channel began, less those consumed and those lost. Empty
-    where the receiver began in the middle."""
+    """Number of records by Kafka partition; empty if the receiver did not start at the channel's beginning.
+
+    Computed as records sent since the channel began, minus those consumed and those lost.
+    """
     after: int
     up_to: int
     schema: str
     topic_id: str = ""
-    """Of the topic, as `Output.topic_id`."""
+    """Kafka's id of the topic, as in `Output.topic_id`."""
 
 
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
-    """What the channels of the cut hold, senders upstream first; nothing for channels that are empty.
+    """Return the in-flight records of the cut's channels, upstream senders first, without empty channels.
 
-    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel
-    there is one entry for each that lags.
+    Reads the senders' manifests between the consumed version and the cut. A channel with several receivers
+    has one entry for each that lags.
     """
-    found = (channel_state(store, cut, channel) for channel in channels(cut))
-    return tuple(state for state in found if state.attempts)
+    states = (channel_state(store, cut, channel) for channel in channels(cut))
+    return tuple(state for state in states if state.attempts)
 
 
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
+    """Return the records that a receiver has not yet read, up to the cut or up to another receiver's position.
 
-    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept; for one whose
-    reader was retired nothing, as nobody waits for it. Raises `NotFound` when a manifest of the sender's is gone.
+    Without attempts if there are none. For a channel that no stage has read yet, returns all kept records; if its
+    reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
-    given_up = channel.input is None and _given_up(store, cut, channel)
+    given_up = channel.input is None and _is_given_up(store, cut, channel)
     reader = channel.input or (None if given_up else left_at(cut.stages.values(), channel.name, channel.sender))
     if reader is not None:
         after, starts, passed = reader.version, reader.offsets, reader.passed
@@ -81,7 +84,7 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     if until is None:
         up_to, ends, sent = sender.version, output.ends, output.sent
     else:
-        # Two readers of a clone may stand within its sender's first version, at what was copied for each of them.
+        # Two readers of a clone may be at different offsets within its sender's first version.
         within = until.version == after and until.offsets != starts
         up_to, ends, sent = until.version + within, until.offsets, until.passed
     written = records.sent(channel.name, history.between(store, cut.app, channel.sender, after, up_to))
@@ -103,13 +106,13 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
 
 
 def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
-    """Where the last reader of a channel stopped, before a migration gave it to a stage that has not begun yet."""
-    left = (head.stopped[channel] for head in heads if channel in head.stopped)
-    return max((at for at in left if at.upstream == sender), key=lambda at: at.version, default=None)
+    """Return the input of a channel's last reader, if its new reader has not started since a migration."""
+    stopped = (head.stopped[channel] for head in heads if channel in head.stopped)
+    return max((at for at in stopped if at.upstream == sender), key=lambda at: at.version, default=None)
 
 
-def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
-    """Whether a stage read the channel that was retired by then, or is now."""
+def _is_given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
+    """Return True if a reader of the channel was retired by then, or is now."""
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     for head in filter(None, (history.head(store, cut.app, stage) for stage in absent)):
         source = head.inputs.get(channel.name)
@@ -122,68 +125,72 @@ def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a reader cannot have any more."""
+    """Records that are gone from Kafka before a reader read them."""
 
     after: int
-    """The upstream versions `after` + 1 to `up_to` are to be passed over."""
+    """Upstream versions `after` + 1 to `up_to` are skipped."""
     up_to: int
     starts: tuple[int, ...]
-    """Where the reader stands, by Kafka partition."""
+    """Offsets of the reader, by Kafka partition."""
     ends: tuple[int, ...]
-    """Where it goes on."""
+    """Offsets at which the reader continues, by Kafka partition."""
     gone: tuple[tuple[int, int, int], ...]
-    """Partition, and first and next offset of what Kafka does not have."""
+    """Partition, first missing offset, and first available offset."""
     sent: tuple[int, ...]
-    """Rows sent up to and with `up_to` since the channel began, by Kafka partition."""
+    """Number of rows sent up to and including `up_to` since the channel began, by Kafka partition."""
     markers: frozenset[str]
-    """Snapshots whose marker lies in between."""
+    """Snapshots whose marker is in the gap."""
 
 
 def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tuple[int, ...]) -> Gap | None:
-    """What is lost to a reader that stands at `at`; None when no row is.
+    """Return the records that are lost to a reader at `at`; None if no rows are lost.
 
-    `versions` are the sender's from the one after `at.version` on, read no further than needed; `earliest` has the
-    first offset that Kafka holds, by Kafka partition.
+    `versions` are the sender's, starting after `at.version`, read only as far as needed; `earliest` is the
+    first offset in Kafka, by partition.
     """
-    found: Gap | None = None
-    begins, sent = at.offsets, at.passed or _nothing(at)
+    gap: Gap | None = None
+    starts, sent = at.offsets, at.passed or _zero_counts(at)
     markers: set[str] = set()
     lossy = False
     for manifest in versions:
         output = manifest.outputs.get(channel)
         if output is None:
             continue
-        touched = {partition for partition, begin in enumerate(begins) if begin < earliest[partition]}
+        touched = {partition for partition, begin in enumerate(starts) if begin < earliest[partition]}
         if not touched:
             break
-        wrote = _wrote(output, sent, begins) & touched
-        lossy = lossy or bool(wrote)
+        written = _written_partitions(output, sent, starts) & touched
+        lossy = lossy or bool(written)
         markers |= output.markers.keys()
-        if wrote or any(marker[each] < earliest[each] for marker in output.markers.values() for each in touched):
+        if written or any(
+            marker[partition] < earliest[partition] for marker in output.markers.values() for partition in touched
+        ):
             both = enumerate(zip(at.offsets, earliest, strict=True))
             gone = tuple((partition, start, until) for partition, (start, until) in both if start < until)
-            found = Gap(at.version, manifest.version, at.offsets, output.ends, gone, output.sent, frozenset(markers))
-        begins, sent = output.ends, output.sent
-    return found if lossy else None
+            gap = Gap(at.version, manifest.version, at.offsets, output.ends, gone, output.sent, frozenset(markers))
+        starts, sent = output.ends, output.sent
+    return gap if lossy else None
 
 
 def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
-    """The reader behind the gap, and what is to be written down of it."""
-    before = at.passed or _nothing(at)
-    known = len(before) == len(gap.sent)
-    rows = tuple(to - had for to, had in zip(gap.sent, before, strict=True)) if known else ()
-    # What was lost to a reader that never read is known also where its history does not begin with the channel's.
-    consumed = at.consumed or _nothing(at)
-    total = tuple(had + more for had, more in zip_longest(at.lost, rows, fillvalue=0)) if known else ()
-    behind = replace(at, offsets=gap.ends, version=gap.up_to, rows=0, consumed=consumed if known else (), lost=total)
-    return behind, Lost(at.topic, gap.starts, gap.ends, rows, gap.after, gap.up_to)
+    """Return the reader's input after the gap, and the loss to record."""
+    previous = at.passed or _zero_counts(at)
+    is_counted = len(previous) == len(gap.sent)
+    rows = tuple(to - had for to, had in zip(gap.sent, previous, strict=True)) if is_counted else ()
+    # For a reader that has read nothing the loss is known, even if older counts are not.
+    consumed = at.consumed or _zero_counts(at)
+    total = tuple(had + more for had, more in zip_longest(at.lost, rows, fillvalue=0)) if is_counted else ()
+    skipped = replace(
+        at, offsets=gap.ends, version=gap.up_to, rows=0, consumed=consumed if is_counted else (), lost=total
+    )
+    return skipped, Lost(at.topic, gap.starts, gap.ends, rows, gap.after, gap.up_to)
 
 
 def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
-    """The snapshots that cannot complete once the reader has passed over the gap.
+    """Return the snapshots that cannot complete once the reader has skipped the gap.
 
-    Those whose marker it will not get, and those for which it was still to capture what is lost. A snapshot whose
-    marker comes later is none of them, unless the reader has recorded it already.
+    These are snapshots whose marker is in the gap, and those whose records to capture are lost. A snapshot whose
+    marker comes later can complete, unless the reader has recorded it already.
     """
     if head is None:
         return gap.markers
@@ -192,23 +199,23 @@ def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
 
 
 def forget(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
-    """The version without any trace of these snapshots."""
+    """Return the version without its answers to these snapshots."""
     gone = frozenset(snapshots)
     fields = ("recorded", "awaited", "captured")
-    kept = {name: {id_: of for id_, of in getattr(draft, name).items() if id_ not in gone} for name in fields}
-    return replace(draft, **kept)
+    remaining = {name: {id_: of for id_, of in getattr(draft, name).items() if id_ not in gone} for name in fields}
+    return replace(draft, **remaining)
 
 
-def _nothing(at: Input) -> tuple[int, ...]:
-    """What a reader has read that never read a version; empty where that is not known."""
+def _zero_counts(at: Input) -> tuple[int, ...]:
+    """Return zero counts for a reader that has read no version; empty if its counts are unknown."""
     return (0,) * len(at.offsets) if at.version == 0 else ()
 
 
-def _wrote(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> set[int]:
-    """The partitions to which a version wrote rows; where they were not counted, in which it ends later than begins."""
+def _written_partitions(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> set[int]:
+    """Return the partitions to which a version wrote rows; if rows were not counted, those whose end offset grew."""
     if not output.rows and not output.attempts:
         return set()
     pairs = (
         zip(sent, output.sent, strict=True) if len(sent) == len(output.sent) else zip(begins, output.ends, strict=True)
     )
-    return {partition for partition, (before, after) in enumerate(pairs) if after > before}
+    return {partition for partition, (earlier, later) in enumerate(pairs) if later > earlier}

@@ -1,4 +1,4 @@
-"""The one seam through which `snapshot` and `operations` ask Kafka; `pipeline.kafka.channels` implements it."""
+"""Interface through which `snapshot` and `operations` use Kafka, implemented by `pipeline.kafka.channels`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -12,87 +12,87 @@ from .replicas import Anchor
 
 
 class Topics(Protocol):
-    """Topics of an app: where they begin and end, their records, and what an operation writes to them.
+    """Topics of an app: their offsets and records, and the messages that an operation writes.
 
-    Whatever asks Kafka may raise `Unavailable`.
+    Methods that access Kafka may raise `Unavailable`.
     """
 
     def state(self, topic: str, /) -> TopicState | None:
-        """A topic's id and offsets, or None when there is no such topic."""
+        """Return a topic's id and offsets, or None if the topic does not exist."""
 
     def topic_id(self, topic: str, /) -> str:
-        """Kafka's id of a topic; empty where nobody knows."""
+        """Return Kafka's id of a topic; empty if unknown."""
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """The first offset of each partition that can be read, or None when there is no such topic."""
+        """Return the first available offset of each partition, or None if the topic does not exist."""
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """The end offset of each partition, or None when there is no such topic."""
+        """Return the end offset of each partition, or None if the topic does not exist."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """The first offset of each partition whose record has this time or a later one; the end where none has."""
+        """Return the first offset of each partition with a record of this time or later; else the end offset."""
 
     def retention_ms(self, topic: str, /) -> int | None:
-        """Retention of a topic in milliseconds, -1 for ever; None where it is unknown."""
+        """Return the retention of a topic in milliseconds, -1 for unlimited; None if unknown."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        """Check that a topic can be read on from these offsets, one per partition.
+        """Check that a topic can be read from these offsets, one per partition.
 
-        Raises `NotFound` where there is no such topic, `AnotherTopic` where it is another one than that of this id,
-        empty for any, and `Refused` where it has another number of partitions, or these offsets are outside of what it
-        holds.
+        Raises `NotFound` if the topic does not exist, `AnotherTopic` if its id differs from `topic_id` (empty matches
+        any), and `Refused` if the number of partitions differs, or if offsets are out of range.
         """
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are there, as an archive has them."""
+        """Yield the available records in a range of offsets, with the columns of an archive."""
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
+        """Yield in-flight records in chunks: the channel's columns and `ADDRESS`, by partition and offset.
 
-        Raises `Corruption` (there are not as many as their writer's manifests say), and `Refused` (they are gone).
+        Raises `Corruption` (there are fewer or more than the sender's manifests declare), and `Refused` (records are
+        gone).
         """
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """The id of the snapshot whose marker lies at this offset; empty for something else, None for nothing any more.
+        """Return the id of the snapshot whose marker is at this offset; empty for another message, None for none.
 
-        Raises `NotFound` where there is no such topic, and `Refused` where it cannot be read.
+        Raises `NotFound` if the topic does not exist, and `Refused` if the offset cannot be read.
         """
 
     def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """The last records of a partition before an offset, at most `count`, oldest first.
+        """Return the last records of a partition before an offset, at most `count`, oldest first.
 
-        Raises `NotFound` where there is no such topic.
+        Raises `NotFound` if the topic does not exist.
         """
 
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
-        """The records of a partition from one offset up to another."""
+        """Yield the records of a partition in a range of offsets."""
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Pairs of offsets by partition, as MirrorMaker 2 recorded them for a topic of the cluster called `alias`.
+        """Return pairs of offsets by partition, as recorded by MirrorMaker 2 for a topic of the cluster `alias`.
 
-        A pair is the offset of a record in the topic and in its mirror. Empty where MirrorMaker has no topic in this
+        A pair is the offset of a record in the topic and in its mirror. Empty if MirrorMaker has no topic in this
         Kafka.
         """
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
+        """Commit a stage's offsets for Kafka's own tools, by topic. Best effort: never fails."""
 
     def internal(self, topic: str, /) -> tuple[int, str]:
-        """Create the internal topic of a sink unless it exists. Gives its end offset and its id."""
+        """Create the internal topic of a sink unless it exists. Returns its end offset and its id."""
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
+        """Copy in-flight records to the end of `topic`, created with as many partitions if it is missing.
 
-        They are read from Kafka, or are `kept` (tables as `capture.read` gives them). The copies are messages of `app`,
-        version `in_flight.up_to`, under one new attempt. With no attempts in `in_flight` nothing is copied.
+        Records are read from Kafka, or taken from `kept` (tables as from `capture.read`). The copies are messages of
+        `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`, nothing is copied.
 
-        Gives the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
-        where reading the copied records starts.
+        Returns the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
+        from which the copied records are read.
         """
 
 
 def internal_topic(app: str, stage: str, sink_name: str) -> str:
-    """Return the topic in which rows of a sink wait for their publisher. Raises `Usage` where its name is too long."""
+    """Return the topic in which a sink's rows wait for their publisher. Raises `Usage` if its name is too long."""
     return check_topic(f"{app}-{stage}-{sink_name}-sink")

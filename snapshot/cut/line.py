@@ -1,12 +1,12 @@
-"""The app's line: all its commits in one order, of which every moment without a name is a prefix.
+"""Line of an app: all its commits in one order, so that every moment without a name is a prefix.
 
 A commit's *effective time* is the smaller of its own time and the effective times of the later commits that depend on
-it: those of its stage, and of receivers that had consumed it. So a sender whose clock is ahead is pulled forward to its
-first receiver. The line orders commits by effective time; of one instant senders come first, and then stages by name.
+it: those of its stage, and of receivers that consumed it. So a sender whose clock is ahead is moved before its
+first receiver. The line orders commits by effective time, then senders before receivers, then by stage name.
 
-It extends causality, so each of its prefixes is a consistent cut, and two neighbours differ by one commit. The commits
-with an effective time up to T are those of that time, with what these had consumed: `app@T`. The prefix that ends with
-a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on the line is found by binary searches.
+The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` has
+the commits with an effective time up to T: those of that time, and what they had consumed. `app/stage@vN` is the prefix
+that ends with a commit. Consumed versions only grow, so positions on the line are found by binary search.
 """
 
 from bisect import bisect_left
@@ -23,156 +23,156 @@ from .graph import Cut, consumed, order, raise_senders
 
 @dataclass(frozen=True, slots=True)
 class KeptMoment:
-    """A moment that is left where history was collected around it."""
+    """Moment that was kept when history around it was collected."""
 
     stage: str
     version: int
-    """No earlier moment has this version of this stage, so it names the moment."""
+    """Identifies the moment: no earlier moment has this version of the stage."""
     time_ms: int
     versions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Line:
-    """The line of an app up to a consistent cut, which is all of it that is looked at.
+    """Line of an app up to a consistent cut.
 
-    Where garbage collection took versions, moments before the whole line may be left: they come first, by their times.
+    If garbage collection took versions, moments kept from the collected history come first, by their times.
     """
 
     store: ObjectStore
     heads: Cut
-    """The newest version of each stage: with the same heads, the line is the same."""
+    """Newest version of each stage; equal heads mean equal lines."""
     limit: Boundary = NOTHING_COLLECTED
-    """What was collected. Without it, only the whole line may be asked about."""
+    """Boundary of collected history. Without it, only history with all versions may be queried."""
     floor: Mapping[str, int] = field(default_factory=dict)
-    """Versions of a prefix. Searches begin behind it, so only commits that lie behind it may be asked about."""
+    """Versions of a prefix at which searches begin, so that only later commits may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
-        """The same line, to be asked for what lies behind a prefix only."""
+        """Return the line restricted to commits after a prefix."""
         return replace(self, floor=low.versions)
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
-        """Which stage comes first of those that committed at one instant: senders before receivers."""
+        """Order of stages that commit at the same time: senders before receivers."""
         return {stage: rank for rank, stage in enumerate(order(self.heads.stages))}
 
     def read(self, stage: str, version: int) -> Manifest:
-        """A commit of the line."""
         return history.read(self.store, self.heads.app, stage, version)
 
     def first(self, stage: str) -> int:
-        """The version with which the stage's whole history begins."""
+        """Return the first version of a stage from which on none was collected."""
         if stage not in self._firsts:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
 
     @cached_property
-    def left(self) -> tuple[KeptMoment, ...]:
-        """The moments before the whole line, the oldest first."""
-        found: list[KeptMoment] = []
+    def kept(self) -> tuple[KeptMoment, ...]:
+        """Moments kept from collected history, oldest first."""
+        moments: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
-        for each in self.limit.moments:
-            new = (stage for stage, version in each.stages.items() if earlier.get(stage) != version)
-            stage, earlier = next(new, next(iter(each.stages))), each.stages
-            found.append(KeptMoment(stage, each.stages[stage], each.time_ms, each.stages))
-        return tuple(found)
+        for moment_cut in self.limit.moments:
+            new = (stage for stage, version in moment_cut.stages.items() if earlier.get(stage) != version)
+            stage, earlier = next(new, next(iter(moment_cut.stages))), moment_cut.stages
+            moments.append(KeptMoment(stage, moment_cut.stages[stage], moment_cut.time_ms, moment_cut.stages))
+        return tuple(moments)
 
-    def left_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
-        """The moments before the whole line that come after one and before another."""
-        return self.left[self._number_left(low)[1] : self._number_left(high)[0]]
+    def kept_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
+        """Return the moments kept from collected history between two cuts."""
+        return self.kept[self._kept_range(low)[1] : self._kept_range(high)[0]]
 
-    def is_left(self, cut: Cut) -> bool:
-        """Whether a cut is one of the moments before the whole line."""
-        before, up_to = self._number_left(cut)
-        return before < up_to
+    def is_kept(self, cut: Cut) -> bool:
+        """Return True if a cut is a moment kept from collected history."""
+        start, end = self._kept_range(cut)
+        return start < end
 
-    def at(self, left: KeptMoment) -> Cut:
-        """One of the moments before the whole line."""
-        return self._cut({stage: self.read(stage, version) for stage, version in left.versions.items()})
+    def at(self, moment: KeptMoment) -> Cut:
+        return self._consistent_cut({stage: self.read(stage, version) for stage, version in moment.versions.items()})
 
     def is_whole(self, cut: Cut) -> bool:
-        """Whether a cut lies where no version was collected."""
+        """Return True if a cut is in history from which no version was collected."""
         return self.limit.is_whole(cut.versions)
 
-    def _number_left(self, cut: Cut) -> tuple[int, int]:
-        """How many moments before the whole line come before a cut; and with it, where it is one of them."""
+    def _kept_range(self, cut: Cut) -> tuple[int, int]:
+        """Return the number of kept moments before a cut, and that number plus one if the cut is a kept moment."""
         if self.is_whole(cut):
-            return len(self.left), len(self.left)
-        # These moments have no stages that were retired by then.
-        there = {stage: each.version for stage, each in cut.stages.items() if not each.retired}
-        for number, left in enumerate(self.left):
-            if left.versions in (there, cut.versions):
+            return len(self.kept), len(self.kept)
+        # Kept moments do not include retired stages.
+        active = {stage: manifest.version for stage, manifest in cut.stages.items() if not manifest.retired}
+        for number, moment in enumerate(self.kept):
+            if moment.versions in (active, cut.versions):
                 return number, number + 1
-        return (bisect_left(self.left, cut.time_ms, key=lambda left: left.time_ms),) * 2
+        return (bisect_left(self.kept, cut.time_ms, key=lambda moment: moment.time_ms),) * 2
 
     def place(self, commit: Manifest) -> tuple[int, int, int]:
-        """Where a commit stands: its effective time, the rank of its stage, its version. What is smaller comes first.
+        """Return the sort key of a commit on the line: effective time, rank of its stage, version.
 
-        The effective time is the earliest of a commit that depends on this one, itself included.
+        The effective time is the earliest time of this commit and all commits that depend on it.
         """
         is_whole = commit.version >= self.limit.first.get(commit.stage, 0)
         dependents = self.dependents(commit).values() if is_whole else ()
-        time_ms = min(each.time_ms for each in (commit, *dependents))
+        time_ms = min(dependent.time_ms for dependent in (commit, *dependents))
         return time_ms, self.ranks[commit.stage], commit.version
 
     def up_to(self, commit: Manifest) -> Cut:
-        """The prefix that ends with this commit."""
+        """Return the prefix that ends with this commit."""
         time_ms, rank, _ = self.place(commit)
-        of_then, earlier = self._of_time(time_ms), self._of_time(time_ms - 1)
-        found = {stage: (of_then if each < rank else earlier).get(stage) for stage, each in self.ranks.items()}
-        found[commit.stage] = commit
-        return self._cut(found)
+        at_time, earlier = self._up_to_time(time_ms), self._up_to_time(time_ms - 1)
+        versions = {
+            stage: (at_time if stage_rank < rank else earlier).get(stage) for stage, stage_rank in self.ranks.items()
+        }
+        versions[commit.stage] = commit
+        return self._consistent_cut(versions)
 
     def before(self, commit: Manifest) -> Cut:
-        """The prefix that ends right before this commit; the empty cut when it is the first."""
-        found: dict[str, Manifest | None] = dict(self.up_to(commit).stages)
-        began = commit.version <= self.first(commit.stage)
-        found[commit.stage] = None if began else self.read(commit.stage, commit.version - 1)
-        return self._cut(found)
+        """Return the prefix that ends right before this commit; the empty cut if it is the first."""
+        versions: dict[str, Manifest | None] = dict(self.up_to(commit).stages)
+        is_first = commit.version <= self.first(commit.stage)
+        versions[commit.stage] = None if is_first else self.read(commit.stage, commit.version - 1)
+        return self._consistent_cut(versions)
 
     def last(self, prefix: Cut) -> Manifest | None:
-        """The commit that a prefix ends with, None for the empty one; of a moment before the line, what names it."""
-        before, up_to = self._number_left(prefix)
-        if before < up_to:
-            return self.read(self.left[before].stage, self.left[before].version)
+        """Return the last commit of a prefix, None for the empty one; for a kept moment, its identifying commit."""
+        start, end = self._kept_range(prefix)
+        if start < end:
+            return self.read(self.kept[start].stage, self.kept[start].version)
         return max(prefix.stages.values(), key=self.place, default=None)
 
     def ref(self, prefix: Cut) -> str:
-        """The ref of a prefix, or of a moment before the line; empty for the moment before the first commit."""
+        """Return the ref of a prefix or a kept moment; empty for the moment before the first commit."""
         commit = self.last(prefix)
         return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
     def within(self, cut: Cut) -> Cut:
-        """The longest prefix that lies within a cut: the cut itself, if it is a prefix."""
+        """Return the longest prefix within a cut: the cut itself, if it is a prefix."""
         beyond = [
             self.read(stage, version)
             for stage, head in self.heads.stages.items()
             if (version := cut.stages[stage].version + 1 if stage in cut.stages else self.first(stage)) <= head.version
         ]
-        return self.before(min(beyond, key=self.place)) if beyond else self._cut(self.heads.stages)
+        return self.before(min(beyond, key=self.place)) if beyond else self._consistent_cut(self.heads.stages)
 
     def around(self, cut: Cut) -> Cut:
-        """The shortest prefix that holds all of a cut: the cut itself, if it is a prefix."""
+        """Return the shortest prefix that contains a cut: the cut itself, if it is a prefix."""
         last = self.last(cut)
-        return self.up_to(last) if last else self._cut({})
+        return self.up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
-        """The shortest prefix that holds what all history begins with: tables of a clone or an init, or what gc left.
+        """Return the shortest prefix with the app's initial rows: from a clone or an init, or from before collection.
 
-        Otherwise a history begins with nothing. Then it is the line's first commit, if that brings no rows, else empty.
+        Without initial rows, returns the first commit if it has no rows, else the empty cut.
         """
         firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
-        brought = [
+        initial = [
             commit for commit in firsts if commit.traits.brings_rows or (commit.version > 1 and not commit.former_name)
         ]
-        if brought:
-            return self.up_to(max(brought, key=self.place))
+        if initial:
+            return self.up_to(max(initial, key=self.place))
         earliest = min(firsts, key=self.place, default=None)
-        return self._cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
+        return self._consistent_cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
 
     def dependents(self, commit: Manifest) -> dict[str, Manifest]:
-        """Of each stage that got something of a commit's, over any number of channels, the first version that did."""
+        """Return the first version of each stage that depends on a commit, over any number of channels."""
         earliest = {commit.stage: commit}
 
         def independent(manifest: Manifest) -> bool:
@@ -188,57 +188,60 @@ class Line:
         del earliest[commit.stage]
         return earliest
 
-    def _of_time(self, time_ms: int) -> dict[str, Manifest]:
-        """The commits with an effective time up to this one, as the newest of each stage."""
-        found = {}
+    def _up_to_time(self, time_ms: int) -> dict[str, Manifest]:
+        """Return the commits with an effective time up to this one, as the newest of each stage."""
+        newest_by_stage = {}
         for stage, head in self.heads.stages.items():
             newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:
-                found[stage] = newest
-        return raise_senders(found, self.read)
+                newest_by_stage[stage] = newest
+        return raise_senders(newest_by_stage, self.read)
 
     def _lowest(self, stage: str) -> int:
         return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
 
-    def _cut(self, found: Mapping[str, Manifest | None]) -> Cut:
-        """A prefix; one that ends amidst a rewind has all of it, for what stages have read and sent fits only then."""
-        there = {stage: commit for stage, commit in found.items() if commit is not None}
-        number = max((commit.migration for commit in there.values() if commit.rewind is not None), default=0)
+    def _consistent_cut(self, manifests: Mapping[str, Manifest | None]) -> Cut:
+        """Return a cut of these versions. A prefix that ends within a rewind gets all of it, to stay consistent."""
+        present = {stage: commit for stage, commit in manifests.items() if commit is not None}
+        number = max((commit.migration for commit in present.values() if commit.rewind is not None), default=0)
         for stage, head in self.heads.stages.items() if number else ():
-            if head.migration >= number and (stage not in there or there[stage].migration < number):
-                done = history.first_where(self.read, self.first, head, lambda each: each.migration >= number)
-                there[stage] = self.read(stage, done)
-        return Cut(self.heads.app, there)
+            if head.migration >= number and (stage not in present or present[stage].migration < number):
+                done = history.first_where(self.read, self.first, head, lambda manifest: manifest.migration >= number)
+                present[stage] = self.read(stage, done)
+        return Cut(self.heads.app, present)
 
 
 def newest_first(
-    store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, left: bool = False
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, with_kept: bool = False
 ) -> Iterator[Manifest]:
-    """The line from its end, the newest commit first; reads one manifest ahead for each stage.
+    """Yield the line from its end, the newest commit first; reads one manifest ahead for each stage.
 
-    `heads` is a consistent cut, or one stage alone. Of a stage whose history was collected come those versions from
-    which on it is whole; with `left` then also those left before.
+    `heads` is a consistent cut, or one stage alone. If a stage's history was collected, yields only versions from
+    which on none is missing; with `with_kept`, also older remaining versions.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}
     ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
 
-    def place(commit: Manifest) -> tuple[int, int]:
-        # All that depends on it has come, and the last that came is the earliest of what has. So its effective time is
-        # that of the last, if that is before its own.
+    def position(commit: Manifest) -> tuple[int, int]:
+        # All its dependents were yielded, the earliest of them last: the effective time is the earlier of both.
         return min(commit.time_ms, last_ms), ranks[commit.stage]
 
     while ahead:
-        # What something left depends on cannot be next.
-        needed = [read for each in ahead.values() for read in consumed(each).items()]
-        free = [one for one in ahead.values() if not any(s == one.stage and v >= one.version for s, v in needed)]
-        commit = max(free or ahead.values(), key=place)
+        # A commit that another remaining commit depends on cannot be next.
+        needed = [read for manifest in ahead.values() for read in consumed(manifest).items()]
+        free = [
+            manifest
+            for manifest in ahead.values()
+            if not any(s == manifest.stage and v >= manifest.version for s, v in needed)
+        ]
+        commit = max(free or ahead.values(), key=position)
         last_ms = min(commit.time_ms, last_ms)
         yield commit
         del ahead[commit.stage]
         number = limit.before(commit.stage, commit.version)
-        is_next = left or number >= limit.first.get(commit.stage, 0)
-        if number and is_next and not commit.begins and (found := history.find(store, app, commit.stage, number)):
-            ahead[commit.stage] = found
+        is_next = with_kept or number >= limit.first.get(commit.stage, 0)
+        if number and is_next and not commit.begins and (earlier := history.find(store, app, commit.stage, number)):
+            ahead[commit.stage] = earlier

@@ -1,4 +1,4 @@
-"""The input behind versions: the records of some, on their own inputs and users' topics; and how far all is read."""
+"""Input behind versions: windows of offsets on a stage's inputs and on users' topics; and how far all is read."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,42 +13,42 @@ from ...store.versions.manifest import Input, Manifest
 from .graph import Cut
 
 Offsets = dict[str, tuple[int, ...]]
-"""By topic, the next offset to be read of each partition: what is before it has been read."""
+"""Next offset to read of each partition, by topic."""
 
 
 def read_up_to(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
-    """How far users' topics are in all of these stages of a cut, traced up through every channel.
+    """Return how far users' topics are read in all of these stages of a cut, traced through every channel.
 
-    Of a topic that comes over several ways, the way that is furthest behind counts. Topics are left out of which nobody
-    knows any more, since a sender's version was collected. A manifest for each channel, mostly one that is known.
+    If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on the
+    path was collected. Reads a manifest for each channel, usually a cached one.
     """
-    return _least(_of(store, cut, cut.stages[stage]) for stage in stages)
+    return _minimum(_offsets_of(store, cut, cut.stages[stage]) for stage in stages)
 
 
-def _of(store: ObjectStore, cut: Cut, reader: Manifest) -> Offsets:
-    return _least(_by(store, cut, reader, name) for name in reader.inputs)
+def _offsets_of(store: ObjectStore, cut: Cut, reader: Manifest) -> Offsets:
+    return _minimum(_offsets_of_input(store, cut, reader, name) for name in reader.inputs)
 
 
-def _by(store: ObjectStore, cut: Cut, reader: Manifest, name: str) -> Offsets:
-    """How far one input of a version is."""
+def _offsets_of_input(store: ObjectStore, cut: Cut, reader: Manifest, name: str) -> Offsets:
+    """Return how far one input of a version is read, in offsets of users' topics."""
     source = reader.inputs[name]
     if not source.upstream:
         return {source.topic: source.offsets}
     if sent := sender_of(store, reader, name, history.find):
-        return _of(store, cut, sent)
+        return _offsets_of(store, cut, sent)
     if not source.version and (sender := cut.stages.get(source.upstream)):
-        # It has read nothing of what that one sent.
-        return {topic: (0,) * len(offsets) for topic, offsets in _of(store, cut, sender).items()}
+        # The reader has read nothing from this sender.
+        return {topic: (0,) * len(offsets) for topic, offsets in _offsets_of(store, cut, sender).items()}
     return {}
 
 
-def _least(found: Iterable[Mapping[str, tuple[int, ...]]]) -> Offsets:
+def _minimum(offsets_by_path: Iterable[Mapping[str, tuple[int, ...]]]) -> Offsets:
     least: Offsets = {}
-    for each in found:
-        for topic, offsets in each.items():
-            known = least.get(topic)
-            pairs = zip_longest(known or offsets, offsets, fillvalue=0)
-            least[topic] = tuple(min(one, other) for one, other in pairs)
+    for path_offsets in offsets_by_path:
+        for topic, offsets in path_offsets.items():
+            previous = least.get(topic)
+            pairs = zip_longest(previous or offsets, offsets, fillvalue=0)
+            least[topic] = tuple(min(left_offset, right_offset) for left_offset, right_offset in pairs)
     return least
 
 
@@ -66,36 +66,37 @@ class Window:
 
 
 Read = Callable[[ObjectStore, str, str, int], Manifest | None]
-"""As `history.read`, or `history.find`."""
+"""Function like `history.read` (raises `NotFound`) or `history.find` (returns None)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What a stage read for successive versions of its own. Windows that are empty are left out."""
+    """Input that a stage read for consecutive versions. Empty windows are left out."""
 
     stage: str
     direct: tuple[Window, ...]
-    """On the stage's own inputs, channels included."""
+    """Windows on the stage's own inputs, including channels."""
     sources: tuple[Window, ...]
-    """On the users' topics, traced up through every channel; the same as `direct` where there is none."""
+    """Windows on users' topics, traced through every channel; equal to `direct` without channels."""
     lost: tuple[Window, ...] = ()
-    """On all of these, channels and users' topics: what claims passed over, because it was gone. It lies within no
-    window of `direct`; those of `sources` may span it."""
+    """Windows on all of these topics that claims skipped, because records were gone.
+
+    No window of `direct` contains them; windows of `sources` may.
+    """
     records: int | None = None
-    """Of one version, the records and rows in `direct`, of whose offsets not each has one; None where nobody knows."""
+    """Number of records and rows in `direct` for a single version; None if unknown. Not every offset has one."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
-    """The windows of what one stage read after version `low`, None for the beginning, up to and with `high`.
+    """Return the input windows of one stage after version `low`, None for the beginning, up to and including `high`.
 
-    What a clone was born with is not traced into the app that it came from. Where `low` was undone by a rewind, it is
-    the version of before that both follow from. Raises `NotFound` when a manifest between the two, or of the stages
-    upstream, is gone.
+    Initial state of a clone is not traced into its source. If a rewind undid `low`, the last common version is used
+    instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is gone.
     """
-    start = _shared(store, low or _first(store, high), high)
-    gone = _lost_between(store, start, high)
-    own, users = direct(start, high, gone), {source.topic for source in high.inputs.values() if not source.upstream}
-    sources, lost = [window for window in own if window.topic in users], set(gone)
+    start = _last_common(store, low or _first(store, high), high)
+    skipped = _lost_between(store, start, high)
+    own, users = direct(start, high, skipped), {source.topic for source in high.inputs.values() if not source.upstream}
+    sources, lost = [window for window in own if window.topic in users], set(skipped)
     for name, source in high.inputs.items():
         earlier = start.inputs.get(name)
         after = earlier.version if earlier else 0
@@ -104,28 +105,28 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
-    # One window a partition: two ways up to one topic may both have read it.
+    # One window per partition, even if the topic was read over two paths.
     hulls: dict[tuple[str, int], Window] = {}
     for window in sources:
         place = (window.topic, window.partition)
         other = hulls.get(place, window)
         hulls[place] = Window(*place, min(window.start, other.start), max(window.end, other.end))
-    # Of a query of Spark's, nobody has counted them.
+    # Records of attached Spark queries are not counted.
     counted = high.version == start.version + 1 and high.attached is None
     records = records_of(high) if counted else None
     return Lineage(high.stage, own, tuple(sorted(hulls.values())), tuple(sorted(lost)), records)
 
 
 def records_of(manifest: Manifest) -> int:
-    """How many records and rows a version has read."""
+    """Return the number of records and rows that a version has read."""
     return sum(read.rows for read in manifest.inputs.values())
 
 
 def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:
-    """The version of a channel's sender up to which a version of its reader has read it; None before the first.
+    """Return the sender's version up to which a reader has read a channel; None before the first.
 
-    Where the reader was rewound and has not read on since, that of then: it stands right before the sender's own
-    rewind. Where it is gone, `read` says what to do: raise `NotFound`, or give None.
+    If the reader was rewound and has not read since, returns the version as of then, which precedes the sender's own
+    rewind. If the version is gone, `read` raises `NotFound` or returns None.
     """
     source = reader.inputs[name]
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
@@ -135,16 +136,22 @@ def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = hist
     return read(store, reader.app, source.upstream, source.version) if source.version else None
 
 
-def _shared(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
+def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
+    """Return `low`, or the last version before it that `high` follows if a rewind undid `low`."""
     ranges = high.follows()
-    if any(low.version in each for each in ranges) or low.stage != high.stage:
+    if any(low.version in version_range for version_range in ranges) or low.stage != high.stage:
         return low
-    last = max((min(each[-1], low.version) for each in ranges if each[0] <= low.version), default=0)
+    last = max(
+        (min(version_range[-1], low.version) for version_range in ranges if version_range[0] <= low.version), default=0
+    )
     return history.find(store, high.app, high.stage, last) or low if last else low
 
 
 def losses(manifest: Manifest) -> tuple[Window, ...]:
-    """What a claim passed over on the stage's own inputs, by topic and partition; nothing for other versions."""
+    """Return the windows that a claim skipped on the stage's own inputs, by topic and partition.
+
+    Empty for versions other than claims.
+    """
     return tuple(
         Window(lost.topic, partition, start, end)
         for _, lost in sorted(manifest.lost.items())
@@ -154,26 +161,29 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
-    """The windows between two versions of one stage on the stage's own inputs, by topic and partition.
+    """Return the windows between two versions of one stage on its own inputs, by topic and partition.
 
-    What was `lost` in between is left out of them. Where an input was reset in between, there are two of a partition,
-    and more: what was read twice lies in several, and what was skipped in none.
+    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows:
+    records read twice are in several, and skipped records in none.
     """
-    found: list[Window] = []
+    windows: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
         if source.upstream and earlier is not None and are_two(earlier.topic_id, source.topic_id):
-            earlier = None  # its topic was made again, and has offsets of its own
-        # Partitions that a topic got since are read from their beginning.
-        read = [one for starts, ends in stretches(earlier, source) for one in ranges(starts, ends)]
-        read.sort(key=lambda one: one.partition)
-        found += (Window(source.topic, one.partition, one.first, one.last) for one in read)
+            earlier = None  # the topic was recreated, so old offsets mean nothing
+        # Partitions added since are read from their beginning.
+        read = [offset_range for starts, ends in stretches(earlier, source) for offset_range in ranges(starts, ends)]
+        read.sort(key=lambda offset_range: offset_range.partition)
+        windows += (
+            Window(source.topic, offset_range.partition, offset_range.first, offset_range.last) for offset_range in read
+        )
     for gone in lost:
-        found = [part for window in found for part in _without(window, gone)]
-    return tuple(found)
+        windows = [part for window in windows for part in _subtract(window, gone)]
+    return tuple(windows)
 
 
-def _without(window: Window, gone: Window) -> Iterator[Window]:
+def _subtract(window: Window, gone: Window) -> Iterator[Window]:
+    """Yield the parts of a window outside another one."""
     if (window.topic, window.partition) != (gone.topic, gone.partition):
         yield window
         return
@@ -183,14 +193,17 @@ def _without(window: Window, gone: Window) -> Iterator[Window]:
 
 
 def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Window, ...]:
-    """What claims after `low`, up to `high`, passed over. Reads versions only where counts say that any did."""
+    """Return the windows that claims after `low`, up to `high`, skipped. Reads versions only if counts show losses."""
     if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
         return ()
-    return tuple(window for each in history.followed(store, high, low.version) for window in losses(each))
+    return tuple(window for version in history.followed(store, high, low.version) for window in losses(version))
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """What a sender had sent of which a reader stands at `read`, where it had another name then; else its first."""
+    """Return the sender's version that a reader at `read` has fully read, also under the sender's former name.
+
+    If there is none, returns the sender's first version.
+    """
     first = _first(store, sent)
     if not first.former_name or read is None:
         return first
@@ -207,6 +220,7 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
+    """Return the first version of a manifest's stage that is not collected."""
     if history.before(store, manifest) is None:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
@@ -214,7 +228,7 @@ def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def rows_read(manifest: Manifest) -> int | None:
-    """Records that a version read; None where nobody counts them: offsets of files are no records."""
+    """Return the number of records that a version read; None if unknown, as for a file source."""
     if manifest.attached is not None and manifest.attached.others:
         return None
     return sum(source.rows for source in manifest.inputs.values())

@@ -1,7 +1,7 @@
-"""Words that look like a moment and are none: the form of a ref that each stands for, most likely first.
+"""Words that look like a moment but are no ref, and the refs that they may stand for, most likely first.
 
-People write `app@5m`, `app@yesterday`, `app@latest`, `app@5`. A ref never guesses: it names the forms. Nothing that is
-named by a ref, such as a snapshot, may be called by such a word.
+People write `app@5m`, `app@yesterday`, `app@latest`, `app@5`. Resolving never guesses: the error lists the forms. Names
+of snapshots and other objects may not be such words.
 """
 
 import re
@@ -12,11 +12,11 @@ from ...common.durations import format_ms, parse_ms
 from ...errors import Usage
 
 Form = tuple[str, str]
-"""What stands behind the `@` of a ref, and the moment that it names, in words."""
+"""Text after the `@` of a ref, and a description of the moment that it names."""
 
 _NEWEST = frozenset({"now", "latest", "newest", "current", "head"})
 OLDEST = frozenset({"beginning", "oldest", "earliest"})
-"""The moment before everything, which no ref names: `log` shows the first that one can."""
+"""Words for the moment before everything, which has no ref; `log` shows the first moment that has one."""
 _DAYS = {"today": 0, "yesterday": 1}
 _SPAN = re.compile(r"[+-]?\s*(.*?)[\s_-]*(?:ago|back|earlier|before)?")
 _BACK = re.compile(r"(?:(?:head|latest|newest|now|last)[~^-]|~|\^|-|\+|#)?(\d{1,9})")
@@ -25,49 +25,49 @@ _VERSION = re.compile(r"(?:v|ver|version)[\s._-]*(\d{1,19})")
 _DAY = re.compile(r"(\d{4})[-/._]?(\d{2})[-/._]?(\d{2})")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _EPOCHS = {10: 1_000, 13: 1}
-"""Milliseconds in a unit of the times since 1970 that have so many digits."""
+"""Milliseconds per unit of a time since 1970, by its number of digits."""
 
 
-def forms(words: str, now_ms: int) -> tuple[Form, ...]:
-    """The forms that `words`, behind the `@` of a ref, may have been meant as; none where they look like no moment.
+def forms(text: str, now_ms: int) -> tuple[Form, ...]:
+    """Return the refs that `text`, after the `@` of a ref, may stand for; empty if it does not look like a moment.
 
-    `STAGE@v5` is a form of one stage. Days and times of day are those of this machine's time zone.
+    `STAGE@v5` is a form for one stage. Days and times of day are in this machine's time zone.
     """
-    return tuple(dict.fromkeys(_forms(words.strip().lower(), now_ms)))
+    return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
 
 
 def looks_like_a_moment(name: str) -> bool:
-    """Say if a name would be taken for a moment, by a ref or by a person."""
+    """Return True if a ref or a person would take a name for a moment."""
     return name in OLDEST or bool(forms(name, 0))
 
 
-def _forms(words: str, now_ms: int) -> Iterator[Form]:
-    if words in _NEWEST:
+def _forms(text: str, now_ms: int) -> Iterator[Form]:
+    if text in _NEWEST:
         yield "now", "the newest state"
-    if words in _DAYS:
-        day = datetime.fromtimestamp(now_ms / 1_000, UTC).astimezone() - timedelta(days=_DAYS[words])
-        yield day.date().isoformat(), f"the first instant of {words}"
-        if _DAYS[words]:
-            yield f"-{_DAYS[words]}d", "24 hours ago"
-    if match := _VERSION.fullmatch(words):
+    if text in _DAYS:
+        day = datetime.fromtimestamp(now_ms / 1_000, UTC).astimezone() - timedelta(days=_DAYS[text])
+        yield day.date().isoformat(), f"the first instant of {text}"
+        if _DAYS[text]:
+            yield f"-{_DAYS[text]}d", "24 hours ago"
+    if match := _VERSION.fullmatch(text):
         yield f"v{match[1]}", f"version {match[1]} of one stage"
-    if match := _DAY.fullmatch(words):
+    if match := _DAY.fullmatch(text):
         dates = tuple(_time("-".join(match.groups()), "the first instant of that day"))
         yield from dates
         if dates:
             return
-    if words.isdecimal() and len(words) in _EPOCHS:
-        yield from _time_since_1970(int(words) * _EPOCHS[len(words)])
-    elif match := _BACK.fullmatch(words):
+    if text.isdecimal() and len(text) in _EPOCHS:
+        yield from _time_since_1970(int(text) * _EPOCHS[len(text)])
+    elif match := _BACK.fullmatch(text):
         yield f"~{match[1]}", _commits(int(match[1]))
-        if words.isdecimal():
+        if text.isdecimal():
             yield f"v{match[1]}", f"version {match[1]} of one stage"
-    if match := _MARKS.fullmatch(words):
+    if match := _MARKS.fullmatch(text):
         yield f"~{len(match[1])}", _commits(len(match[1]))
-    if match := _CLOCK.fullmatch(words):
+    if match := _CLOCK.fullmatch(text):
         today = datetime.fromtimestamp(now_ms / 1_000, UTC).astimezone().date()
-        yield from _time(f"{today.isoformat()}T{int(match[1]):02}:{words.partition(':')[2]}", "that time today")
-    if (match := _SPAN.fullmatch(words)) and (span := _span(match[1])):
+        yield from _time(f"{today.isoformat()}T{int(match[1]):02}:{text.partition(':')[2]}", "that time today")
+    if (match := _SPAN.fullmatch(text)) and (span := _span(match[1])):
         yield f"-{span}", f"{span} ago"
 
 
@@ -82,12 +82,12 @@ def _span(text: str) -> str:
         return ""
 
 
-def _time(text: str, words: str) -> Iterator[Form]:
+def _time(text: str, meaning: str) -> Iterator[Form]:
     try:
         datetime.fromisoformat(text)
     except ValueError:
         return
-    yield text, words
+    yield text, meaning
 
 
 def _time_since_1970(time_ms: int) -> Iterator[Form]:

@@ -1,8 +1,8 @@
-"""Consistent cuts of an app's history: the newest, that of a time, that of a commit.
+"""Consistent cuts of an app's history: the newest, at a time, or at a commit.
 
-A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
+Retired stages are in none of them, except in cuts requested by one of their own versions.
 
-A stage that was renamed (`snapshot.change.migration`) is found by each name that it has and had.
+A renamed stage (`snapshot.change.migration`) is found by its new name and all old ones.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,9 +21,9 @@ from .migrations import MIGRATIONS
 
 
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
-    """Names of the app's stages; empty for an app that never ran.
+    """Return the names of the app's stages; empty for an app that never ran.
 
-    Raises `NotFound` when there is no such app, or no stage of a name in `having` that is not empty.
+    Raises `NotFound` if the app does not exist, or has no stage with a nonempty name in `having`.
     """
     stages = history.list_stages(store, app)
     if not stages:
@@ -35,83 +35,83 @@ def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
 
 
 def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
-    """When the last of these stages was retired, milliseconds since 1970 UTC; 0 while one is not, or none has begun."""
-    found = heads_of(store, app, stages).values()
-    return max((head.time_ms for head in found), default=0) if all(head.retired for head in found) else 0
+    """Return when the last of these stages was retired, in milliseconds since 1970 UTC; 0 if any is not retired."""
+    heads = heads_of(store, app, stages).values()
+    return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
 
 
 def line_of(store: ObjectStore, app: str) -> Line:
-    """The app's line up to now, with the versions that retire a stage. Raises `NotFound` when there is no such app."""
+    """Return the app's line up to now, with retired stages. Raises `NotFound` if the app does not exist."""
     return Line(store, Cut(app, newest(store, app, stages_of(store, app))), horizon.newest(store, app))
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
-    """The newest version of each stage, one looked up after the other: of an app that runs, no cut."""
+    """Return the newest version of each stage, read one after the other: not a cut if the app is running."""
     return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
 
 
 def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """The newest versions of all stages, retired or not, made consistent; of one stage alone its own."""
-    found = heads_of(store, app, stages)
+    """Return the newest versions of all stages, retired or not, made consistent; a single stage stays as it is."""
+    heads = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
-    return raise_senders(found, partial(history.read, store, app)) if len(stages) > 1 else found
+    return raise_senders(heads, partial(history.read, store, app)) if len(stages) > 1 else heads
 
 
-def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str = "") -> Cut:
-    """The newest version of every stage that is not retired, made consistent.
+def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested: str = "") -> Cut:
+    """Return the newest version of every active stage, made consistent.
 
-    If `asked`, a stage, is retired: the cut with which it ended.
+    If the stage `requested` is retired, returns the cut at which it was.
     """
-    found = newest(store, app, stages)
-    if asked in found and found[asked].retired:
-        return cut_around(store, stages, found[asked])
-    return without_retired(store, app, _settled(store, found))
+    heads = newest(store, app, stages)
+    if requested in heads and heads[requested].retired:
+        return cut_around(store, stages, heads[requested])
+    return without_retired(store, app, _without_open_migration(store, heads))
 
 
 def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """The newest versions of all stages, retired or not, made consistent, without half a migration."""
-    return dict(_settled(store, newest(store, app, stages_of(store, app))))
+    """Return the newest versions of all stages, retired or not, made consistent, without incomplete migrations."""
+    return dict(_without_open_migration(store, newest(store, app, stages_of(store, app))))
 
 
-def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, asked: str) -> Cut:
-    """Every stage as of `time_ms`, made consistent: the commits of the app's line with an effective time up to that.
+def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, requested: str) -> Cut:
+    """Return every stage as of `time_ms`, made consistent: the commits of the line with an effective time up to it.
 
-    Where the history is not whole any more, the newest cut left that is as old; empty without one. If `asked`, a stage,
-    was retired by then: the cut with which it ended.
+    If versions were collected, returns the newest remaining cut up to that time, or an empty one. If the stage
+    `requested` was retired by then, returns the cut at which it was.
     """
-    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
-    if asked in found and found[asked].retired:
-        return cut_around(store, stages, found[asked])
-    # After the versions: what was collected while they were searched is said there.
+    versions = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    if requested in versions and versions[requested].retired:
+        return cut_around(store, stages, versions[requested])
+    # Read after the versions, to notice those that were collected meanwhile.
     limit = horizon.newest(store, app)
-    if not limit.is_whole({stage: each.version for stage, each in found.items()}):
-        return _of_moment(store, app, limit.at(time_ms), time_ms)
-    return without_retired(store, app, _settled(store, found))
+    if not limit.is_whole({stage: manifest.version for stage, manifest in versions.items()}):
+        return _cut_of_kept(store, app, limit.at(time_ms), time_ms)
+    return without_retired(store, app, _without_open_migration(store, versions))
 
 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
-    """The prefix of the app's line that ends with `commit`.
+    """Return the prefix of the app's line that ends with `commit`.
 
-    Where the history is not whole any more, a cut of another time that has this commit: of those left the nearest, else
-    that in which every stage has its first version of the whole history. Empty without one.
+    If versions were collected, returns a cut of another time with this commit: the nearest remaining one, else
+    one with every stage's first uncollected version. Empty if there is none.
     """
     app = commit.app
-    found = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
+    prefix = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
     limit = horizon.newest(store, app)
-    if limit.is_whole(found.versions):
-        return without_retired(store, app, found.stages, commit)
+    if limit.is_whole(prefix.versions):
+        return without_retired(store, app, prefix.stages, commit)
     # No moment with this commit is earlier than the commit, so the oldest is the nearest.
-    moments = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
+    moments = (candidate for candidate in limit.moments if candidate.stages.get(commit.stage) == commit.version)
     if (moment := next(moments, None)) is not None:
-        return _of_moment(store, app, moment, commit.time_ms)
+        return _cut_of_kept(store, app, moment, commit.time_ms)
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     firsts = {
         stage: read(stage, version)
         for stage, version in limit.first.items()
-        if stage not in found.stages or found.stages[stage].version < version
+        if stage not in prefix.stages or prefix.stages[stage].version < version
     }
-    # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-    raised = raise_senders({**found.stages, **firsts}, read)
+    # Raise first, so that everything a first version has consumed is included, up to what the commit has sent.
+    raised = raise_senders({**prefix.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
     if not limit.is_whole(Cut(app, raised).versions):
         return Cut(app, {})
@@ -120,66 +120,69 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
 
 
 def with_retired(line: Line, cut: Cut) -> Cut:
-    """The cut as a place on the line: with the stages that it leaves out because they were retired by then."""
+    """Return the cut as a position on the line, with the stages that were retired by then."""
     absent = (head for stage, head in line.heads.stages.items() if stage not in cut.stages)
     retired = {head.stage: then for head in absent if (then := retired_by_then(line.store, cut, head)) is not None}
     return replace(cut, stages={**cut.stages, **retired})
 
 
 def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """The version at the cut of a stage that is absent because it was retired; None when it had not begun.
+    """Return the version at the cut of a stage that was retired by then; None if it had not started.
 
-    `head` is the stage's newest version: a clock that is ahead may say that the stage had begun when it had not.
+    `head` is the stage's newest version, to detect a clock that was ahead when the stage started.
     """
     then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
     return then if then is not None and (then.retired or head.retired) else None
 
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
-    """The newest version of each stage that has none at the cut, where its history had not begun.
+    """Return the newest version of each stage whose history had not started at the cut.
 
-    A stage that was retired by then is absent for another reason, and is none of these. One that had another name then
-    is: its history had not begun under this one.
+    Retired stages are not included. A stage that had another name at the cut is,
+    since its history under this name had not started.
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    found = heads_of(store, cut.app, absent)
-    return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
+    heads = heads_of(store, cut.app, absent)
+    return {stage: head for stage, head in heads.items() if retired_by_then(store, cut, head) is None}
 
 
-def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
-    """The versions, without what is done of a migration that is not done in all stages.
+def _without_open_migration(store: ObjectStore, heads: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
+    """Return the versions without the commits of an incomplete migration.
 
-    A migration's commits bring no rows, and nothing follows them before the last: what was before is as consistent.
+    Commits of a migration have no rows, and no commits follow until it is complete, so the versions before are
+    consistent.
     """
-    newest = max((each.migration for each in found.values()), default=0)
-    nameless = any(each.called and each.called not in found and each.migration == newest for each in found.values())
-    behind = [stage for stage, each in found.items() if each.migration < newest and not each.retired]
-    if not behind and not nameless:
-        return found
-    decided = MIGRATIONS.find(store, newest, next(iter(found.values())).app)
-    if not nameless and (decided is None or decided.stages.keys().isdisjoint(behind)):
-        return found  # those that are behind began since
-    earlier = {stage: _before_migration(store, each, newest) for stage, each in found.items()}
+    newest = max((head.migration for head in heads.values()), default=0)
+    is_renaming = any(head.called and head.called not in heads and head.migration == newest for head in heads.values())
+    missing = [stage for stage, head in heads.items() if head.migration < newest and not head.retired]
+    if not missing and not is_renaming:
+        return heads
+    decided = MIGRATIONS.find(store, newest, next(iter(heads.values())).app)
+    if not is_renaming and (decided is None or decided.stages.keys().isdisjoint(missing)):
+        return heads  # the missing stages started later
+    earlier = {stage: _before_migration(store, head, newest) for stage, head in heads.items()}
     return {stage: manifest for stage, manifest in earlier.items() if manifest is not None}
 
 
 def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest | None:
-    """The last version that did not go through a migration; None of a stage that has its name from that."""
-    for each in history.backwards(store, manifest):
-        manifest = each
+    """Return the last version before a migration; None for a stage that the migration named."""
+    for version in history.backwards(store, manifest):
+        manifest = version
         if manifest.migration != number:
             break
     return None if manifest.migration == number and manifest.former_name else manifest
 
 
-def without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], kept: Manifest | None = None) -> Cut:
-    """The cut of these versions, without those at which their stage is retired; `kept` stays all the same."""
-    there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == kept}
-    # Where clocks differ, a receiver may seem to be there still when its sender is retired.
-    return Cut(app, raise_senders(there, partial(history.read, store, app)))
+def without_retired(
+    store: ObjectStore, app: str, versions: Mapping[str, Manifest], exempt: Manifest | None = None
+) -> Cut:
+    """Return the cut of these versions without retired stages, except the version `exempt`."""
+    active = {stage: manifest for stage, manifest in versions.items() if not manifest.retired or manifest == exempt}
+    # If clocks differ, a receiver may still be active when its sender is retired.
+    return Cut(app, raise_senders(active, partial(history.read, store, app)))
 
 
-def _of_moment(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms: int) -> Cut:
+def _cut_of_kept(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms: int) -> Cut:
     if moment is None:
         return Cut(app, {})
     stages = {stage: history.read(store, app, stage, version) for stage, version in moment.stages.items()}
@@ -188,15 +191,15 @@ def _of_moment(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms: i
 
 
 def called_since(store: ObjectStore, app: str, stage: str) -> str:
-    """What a stage is called now that got another name; empty for one that has still its own, or never was."""
+    """Return the current name of a renamed stage; empty if it was not renamed, or does not exist."""
     head = history.head(store, app, stage)
     return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
 
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version of a stage, also by a name that it got after it. Raises as `history.read`."""
-    if (found := history.find(store, app, stage, version)) is not None:
-        return found
+    """Read a version of a stage, also by a name that it got later. Raises the errors of `history.read`."""
+    if (manifest := history.find(store, app, stage, version)) is not None:
+        return manifest
     head = history.head(store, app, stage)
     try:
         return history.read(store, app, name_at(head, version) if head is not None else stage, version)
@@ -206,15 +209,15 @@ def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Mani
 
 
 def name_at(head: Manifest, version: int) -> str:
-    """What a stage was called at one of its versions."""
+    """Return the name of a stage at one of its versions."""
     return next((former.stage for former in head.formerly if version < former.version), head.stage)
 
 
 def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
-    """The cut, in which each of these tables is: one that had another name then is there under both.
+    """Return the cut with all of these tables; a table that was renamed later is included under both names.
 
-    Without such a one nothing is asked of the store. Raises `NotFound` (there is no such table; tells the nearest, and
-    what became of one that there was).
+    Makes no request if no table was renamed. Raises `NotFound` for a missing table, with the nearest name and
+    a hint where a renamed or retired one can be found.
     """
     missing = sorted(table for table in set(tables) if cut.table(table) is None)
     if not missing:
@@ -230,12 +233,12 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
 
 
 def having_table(store: ObjectStore, app: str, table: str) -> str:
-    """The stage that has a table of this name now; the name itself where none has. A listing, and a head or two."""
+    """Return the stage that has this table now; the name itself if none has. A listing, and one or two heads."""
     return owner(table, heads_of(store, app, may_have(table, history.list_stages(store, app))))
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
-    """Where the table of a stage that was renamed or retired is to be found; empty for any other."""
+    """Return a hint where to find the table of a renamed or retired stage; empty for other tables."""
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""

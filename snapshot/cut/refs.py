@@ -1,4 +1,4 @@
-"""Refs: how a person names a moment of an app. Text to a value; what exists is found out by `resolve`."""
+"""Refs, by which people name moments of an app: parsing only; `resolve` looks them up."""
 
 import re
 from dataclasses import dataclass
@@ -20,39 +20,39 @@ _BACK = re.compile(r"~(\d{1,9})")
 _VERSION = re.compile(r"v(\d{1,19})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SKEW_MS = 60_000
-"""How far ahead of this machine's clock a time may lie: what another machine committed just now may be."""
+"""Maximum time in the future that is accepted, since another machine's clock may be ahead."""
 _WHOLE_SECOND = re.compile(r".{10}[T ]\d{2}:\d{2}:\d{2}(?![.,\d]).*")
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The newest that is committed."""
+    """Newest committed state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """`commits` commits of data before the newest; 0 is the newest commit of data itself."""
+    """Moment `commits` data commits before the newest; 0 is the newest data commit itself."""
 
     commits: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """Everything committed at or before this instant, milliseconds since 1970 UTC."""
+    """State of everything committed at or before this instant, in milliseconds since 1970 UTC."""
 
     time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A snapshot."""
+    """Moment named by a snapshot."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of one stage, and the other stages as they were when it was committed."""
+    """One version of one stage, and the other stages when it was committed."""
 
     version: int
 
@@ -62,7 +62,7 @@ When = Latest | Back | AtTime | Named | Version
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A moment of `app`; `stage` is empty unless it is about one stage. `text` is what the person wrote."""
+    """Moment of `app`; `stage` is empty unless the ref names one. `text` is the ref as typed."""
 
     text: str
     app: str
@@ -71,16 +71,16 @@ class Ref:
 
     @property
     def moves(self) -> bool:
-        """Whether the same words may name another moment later: `app`, `app@now`, `app@-5m`, `app@~3`."""
+        """True if the ref may name another moment later: `app`, `app@now`, `app@-5m`, `app@~3`."""
         return isinstance(self.moment, Latest | Back) or "@-" in self.text
 
 
 def parse(text: str, *, now_ms: int) -> Ref:
-    """The ref that `text` names. `now_ms` is what relative times count from.
+    """Parse a ref. Relative times count from `now_ms`.
 
-    A time without an offset is local; a date alone is its first instant. A time written to the second covers all of
-    that second, so that a time as a listing shows it includes the commit it stands for. Raises `Usage` (`text` has none
-    of the forms, which the hint lists; or it is a time that is still to come).
+    A time without an offset is local; a date alone is its first instant. A time with seconds covers all of
+    that second, so that a time copied from a listing includes its commit. Raises `Usage` if `text` has none
+    of the forms, which the hint lists, or is a time in the future.
     """
     where, at, when = text.partition("@")
     app, slash, stage = where.partition("/")
@@ -95,12 +95,12 @@ def parse(text: str, *, now_ms: int) -> Ref:
     return Ref(text, app, stage, _moment(text, app, stage, when, now_ms))
 
 
-def check_new_name(what: str, name: str) -> str:
-    """Return `name` if a new snapshot or clone may have it: usable, and taken for no moment. Else raise `Usage`."""
-    check_name(what, name)
+def check_new_name(label: str, name: str) -> str:
+    """Return `name` if a new snapshot or clone may have it. Raises `Usage` if it is invalid, or reads as a moment."""
+    check_name(label, name)
     if _DATE.match(name) or looks_like_a_moment(name):
         raise Usage(
-            f"{what} name {name!r} would read as a moment of an app",
+            f"{label} name {name!r} would read as a moment of an app",
             hint="choose another name, for example before-upgrade",
         )
     return name
@@ -115,7 +115,7 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         try:
             return AtTime(now_ms - parse_ms("the time before now,", when[1:]))
         except Usage as error:
-            raise _likely(text, when, now_ms) or _malformed(text, error.message) from None
+            raise _suggest(text, when, now_ms) or _malformed(text, error.message) from None
     if match := _VERSION.fullmatch(when):
         if not stage:
             raise Usage(
@@ -132,14 +132,14 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
             raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
         time_ms += 999 if _WHOLE_SECOND.fullmatch(when) else 0
         if time_ms > now_ms + _SKEW_MS:
-            # It would be answered as now is: who mistypes a year would take that for the state of another day.
+            # The answer would be the newest state, which a user who mistyped the year would take for another day's.
             where = f"{app}/{stage}" if stage else app
             raise Usage(
                 f"ref {text!r}: {when} is still to come; by this machine's clock it is {instants.iso(now_ms)}",
                 hint=f"write an earlier time, or {where}@now for the newest state",
             )
         return AtTime(time_ms)
-    if likely := _likely(text, when, now_ms):
+    if likely := _suggest(text, when, now_ms):
         raise likely
     try:
         return Named(check_name("snapshot", when))
@@ -147,17 +147,21 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         raise _malformed(text, f"{when!r} is neither a time nor a snapshot's name") from None
 
 
-def _likely(text: str, when: str, now_ms: int) -> Usage | None:
-    """The error for words that look like a moment, which names the forms that were meant; None for other words."""
+def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
+    """Return an error that lists the forms that may be meant, for text that looks like a moment; else None."""
     where, _, _ = text.partition("@")
     if when in OLDEST:
         hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"
         return Usage(f"ref {text!r}: {when!r} names no moment", hint=hint)
-    found = [
-        f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {words}"
-        for form, words in forms(when, now_ms)
+    suggestions = [
+        f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {meaning}"
+        for form, meaning in forms(when, now_ms)
     ]
-    return Usage(f"ref {text!r}: {when!r} names no moment", hint=f"write {', or '.join(found)}") if found else None
+    return (
+        Usage(f"ref {text!r}: {when!r} names no moment", hint=f"write {', or '.join(suggestions)}")
+        if suggestions
+        else None
+    )
 
 
 def _malformed(text: str, why: str) -> Usage:

@@ -1,8 +1,8 @@
-"""Of what an app's folder is a copy, and what became of it; and up to which cut a replica is complete.
+"""State of replicas: of which app a folder is a copy, and up to which cut the copy is complete.
 
-The first is a small object beside the app's identity. Whoever would write to the app looks at it first: an app runs in
-one place. What a replica is complete up to says an object that is put last, when all that it speaks of is there. Each
-has a number of its own, put where there is none: of two that copy at once, neither takes back what the other has said.
+`Replica` is a small object beside the app's identity. Every writer checks it first, since an app runs in only
+one place. `ReplicaCut` is written last, when all objects that it refers to are copied. Cuts are
+numbered and created if absent, so two concurrent copies never overwrite each other's result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,21 +22,20 @@ State = Literal["copy", "recovered", "left"]
 
 
 class Replica(Struct, frozen=True):
-    """What lies in an app's folder."""
+    """State of an app's folder: a copy, recovered, or left."""
 
     app: limits.Name
     root: limits.Line
-    """The store root of which it is a copy; of what was left behind, the one under which the app runs since."""
+    """Store root of the original; if the app was left here, the root where it runs since."""
     created_ms: limits.TimeMs
-    """When the app was created: another app of the same name was so at another time."""
+    """Creation time of the app, which distinguishes it from another app of the same name."""
     state: State = "copy"
-    """A copy, which nobody but `replicate` writes to; the app itself, since it was recovered; or left behind: its
-    stages were fenced, and the app runs under `root`."""
+    """`copy`: only `replicate` writes to it. `recovered`: it is the app now. `left`: fenced, runs under `root`."""
     topics: dict[limits.Topic, limits.Topic] = {}
-    """Users' topics that the app reads under another name since it was recovered, by their names as declared."""
+    """New names of users' topics since the recovery, by declared name."""
     by: limits.Line = ""
     time_ms: limits.TimeMs = 0
-    """When it became what it is."""
+    """Time of the last change of state."""
 
 
 @checks.relations.register
@@ -45,22 +44,22 @@ def _(value: Replica) -> Iterator[Wrong]:
 
 
 def find(store: ObjectStore, app: str) -> Replica | None:
-    """What an app's folder says of itself; None of an app that was never copied here. One request."""
+    """Return the replica state of an app's folder; None if it was never a copy. One request."""
     key = keys.replica(keys.check_name("app", app))
-    return notes.find(store, key, Replica, under=lambda found: keys.replica(found.app))
+    return notes.find(store, key, Replica, under=lambda replica: keys.replica(replica.app))
 
 
 def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
-    """The users' topics that an app reads under another name, by their names as declared. One request."""
+    """Return the new names of users' topics that the app reads under another name, by declared name. One request."""
     if info is None:
         return {}
-    found = find(store, info.name)
-    recovered = found.topics if found is not None and found.state == "recovered" else {}
+    replica = find(store, info.name)
+    recovered = replica.topics if replica is not None and replica.state == "recovered" else {}
     return {**(info.origin.topics if info.origin is not None else {}), **recovered}
 
 
 class Anchor(Struct, frozen=True):
-    """A record of a user's topic right before where the app stood: a mirror of it has that at another offset."""
+    """Record of a user's topic right before the app's position, used to find that position in a mirror."""
 
     offset: limits.Offset
     time_ms: limits.TimeMs
@@ -69,48 +68,48 @@ class Anchor(Struct, frozen=True):
 
 
 class SinkRest(Struct, frozen=True):
-    """What a sink had still to publish."""
+    """Unpublished rows of a sink."""
 
     stage: limits.Name
     sink: limits.Topic
     rows: Captured
-    """As records in flight that nobody reads."""
+    """Rows in the format of captured in-flight records, without a reader."""
 
 
 class ReplicaCut(Struct, frozen=True):
-    """What a replica is complete up to."""
+    """Cut up to which a replica is complete."""
 
     app: limits.Name
     number: limits.Version
     stages: dict[limits.Name, limits.Version]
-    """The version of each stage, those that are retired among them."""
+    """Version of each stage, including retired ones."""
     time_ms: limits.TimeMs
-    """When the newest of these was committed."""
+    """Commit time of the newest of these versions."""
     seen_ms: limits.TimeMs
-    """When it was seen that the app had no later ones."""
+    """Time at which the app had no later versions."""
     snapshot: limits.NameOrNone = ""
-    """Pins the cut in the replica, with the records in flight; empty where the app has no stage that is not retired."""
+    """Snapshot that pins the cut in the replica, with in-flight records; empty if all stages are retired."""
     lacks: limits.Text = ""
-    """Why records in flight, or rows for sinks, are not kept with it; empty where they are, or there were none."""
+    """Reason why in-flight records or rows for sinks are missing; empty if nothing is."""
     sinks: tuple[SinkRest, ...] = ()
     anchors: dict[limits.Line, tuple[tuple[Anchor, ...], ...]] = {}
-    """By stage and user's topic as declared (`STAGE/TOPIC`), and by partition, the last records read, oldest first."""
+    """Last records read, oldest first, by stage and declared topic (`STAGE/TOPIC`), and by partition."""
     snapshots: tuple[limits.Name, ...] = ()
-    """The app's own that are there."""
+    """Copied snapshots of the app."""
     by: limits.Line = ""
 
 
-CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda each: each.number, app=lambda each: each.app)
+CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda cut: cut.number, app=lambda cut: cut.app)
 PREFIX = "replica-"
-"""What the snapshots that pin such cuts in the replica begin with; the number follows."""
+"""Prefix of the names of snapshots that pin such cuts in the replica; the number follows."""
 
 
 class KnownReplica(Struct, frozen=True):
-    """What `replicate` leaves with the app itself: where a replica is, and how far."""
+    """Record at the app of a replica's location and progress, written by `replicate`."""
 
     app: limits.Name
     id: limits.Id
-    """Of its root."""
+    """Id of the replica's root."""
     root: limits.Line
     stages: dict[limits.Name, limits.Version]
     time_ms: limits.TimeMs
@@ -124,70 +123,71 @@ def _(value: KnownReplica) -> Iterator[Wrong]:
     yield from checks.root_is_wrong("root", value.root)
 
 
-REPLICAS = Notes(KnownReplica, keys.replicas, lambda each: each.id, app=lambda each: each.app)
-"""By the root."""
+REPLICAS = Notes(KnownReplica, keys.replicas, lambda replica: replica.id, app=lambda replica: replica.app)
 
 
 class ReplicaLag(NamedTuple):
-    """How far a replica is behind its app."""
+    """Lag of a replica behind its app."""
 
     root: str
     versions: int
-    """Committed and not copied, of all stages."""
+    """Number of committed versions that are not copied, over all stages."""
     seen_ms: int
-    """When it lacked nothing: so old is what would be lost, at most."""
+    """Time at which the replica was complete; later data would be lost."""
     lacks: str
-    """Why records in flight are not kept with it; empty where they are."""
+    """Reason why in-flight records are missing; empty if none are."""
     by: str
 
 
 def lags_of(store: ObjectStore, app: str, heads: Mapping[str, int]) -> tuple[ReplicaLag, ...]:
-    """How far the replicas of an app are behind its newest versions. A listing, and a read for each."""
+    """Return the lag of each replica behind the app's newest versions. A listing, and a read for each."""
     return tuple(
         ReplicaLag(
-            each.root,
-            sum(max(0, version - each.stages.get(stage, 0)) for stage, version in heads.items()),
-            each.seen_ms,
-            each.lacks,
-            each.by,
+            replica.root,
+            sum(max(0, version - replica.stages.get(stage, 0)) for stage, version in heads.items()),
+            replica.seen_ms,
+            replica.lacks,
+            replica.by,
         )
-        for each in REPLICAS.all(store, app)
+        for replica in REPLICAS.all(store, app)
     )
 
 
 def root_id(root: str) -> str:
-    """What is left with an app about a replica lies under this."""
     return xxhash.xxh3_64_hexdigest(root.encode())
 
 
 def forget(store: ObjectStore, app: str, root: str) -> bool:
-    """Have an app know nothing of its replica under a root any more; whether it did. Two requests."""
-    known = REPLICAS.find(store, root_id(root), app) is not None
+    """Delete an app's record of its replica under a root; returns False if there was none. Two requests."""
+    existed = REPLICAS.find(store, root_id(root), app) is not None
     REPLICAS.remove(store, root_id(root), app)
-    return known
+    return existed
 
 
 def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
-    """What a replica is complete up to; None for nothing yet. A listing, and a read. Raises `Corruption`."""
+    """Return the cut up to which a replica is complete; None before the first. Raises `Corruption`.
+
+    Costs a listing, and a read.
+    """
     return CUTS.newest(store, app)
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:
-    """The cuts before it that are still there, newest first: where it lacks something, the last that did not."""
-    return tuple(each for each in reversed(CUTS.all(store, newest.app)) if each.number < newest.number)
+    """Return the remaining cuts before `newest`, newest first, to find the last one without missing records."""
+    return tuple(cut for cut in reversed(CUTS.all(store, newest.app)) if cut.number < newest.number)
 
 
 class Recovery(Struct, frozen=True):
-    """That an app is being recovered from a replica, by whom: of two at once, this is whose it is."""
+    """Recovery of an app from a replica; of two concurrent ones, the one that is stored wins."""
 
     app: limits.Name
     id: limits.Ulid
     by: limits.Line
     time_ms: limits.TimeMs
     topics: dict[limits.Topic, limits.Topic] = {}
-    """Users' topics that it reads under another name from then on, by their names as declared."""
+    """New names of users' topics, by declared name."""
 
 
 def find_recovery(store: ObjectStore, app: str) -> Recovery | None:
-    """The recovery that was begun from a replica, done or not; None for none. One request."""
-    return notes.find(store, keys.recovery(app), Recovery, under=lambda found: keys.recovery(found.app))
+    """Return the recovery that was started from a replica, complete or not; None for none. One request."""
+    return notes.find(store, keys.recovery(app), Recovery, under=lambda recovery: keys.recovery(recovery.app))

@@ -1,6 +1,6 @@
-"""Snapshots as they are stored, with the records in flight that they keep, and the requests for those under way.
+"""Stored snapshots, with their captured in-flight records, and open requests for snapshots.
 
-A request is one object, which a running app finds by a notice that there is one.
+A request is one object, which a running app finds after a notice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,34 +23,36 @@ from .in_flight import InFlight
 
 
 class Request(Struct, frozen=True):
-    """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""
+    """Request for a snapshot of a running app. `id` is a ULID, under which stages record their answers."""
 
     id: limits.Ulid
     name: limits.Name
     created_ms: limits.TimeMs
     by: limits.Line
     migration: limits.Seq = 0
-    """The number of the newest migration that all stages had gone through when it was asked for. One that changes what
-    stages answer is decided against those of before: these are withdrawn when it is done."""
+    """Number of the newest migration that all stages had applied at the time of the request.
+
+    Completing a later migration that changes the answers of stages withdraws the request.
+    """
 
 
 class Notice(Struct, frozen=True):
-    """That something was asked of the app's runners since they last looked; `id` is another one each time."""
+    """Notice that runners should look for requests; `id` changes each time."""
 
     id: limits.Ulid
 
 
-REQUESTS = Notes(Request, keys.requests, lambda asked: asked.id)
-"""Those that are not answered yet, oldest first."""
+REQUESTS = Notes(Request, keys.requests, lambda request: request.id)
+"""Open requests, oldest first."""
 
 
 def notify(store: ObjectStore, app: str) -> None:
-    """Have the app's runners look soon for what is asked of them. To be called once it is there to be found."""
+    """Notify the app's runners to look for requests soon. Call it after the request is written."""
     notes.put(store, keys.notice(app), Notice(str(ULID())))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:
-    """What runners compare with what they saw: another value where somebody has notified them. One read."""
+    """Return the notice's bytes, which runners compare with those that they saw last. One read."""
     try:
         return store.get(keys.notice(app))
     except ObjectNotFound:
@@ -58,22 +60,22 @@ def newest_notice(store: ObjectStore, app: str) -> bytes:
 
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
-    """The requests that are not answered yet, oldest first. One listing, and one read for each."""
+    """Return the open requests, oldest first. One listing, and one read for each."""
     return REQUESTS.all(store, app)
 
 
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
-    """Withdraw a request; no error when it is answered or withdrawn already."""
+    """Withdraw a request; no error if it is answered or withdrawn already."""
     REQUESTS.remove(store, request.id, app)
 
 
 def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:
-    """The request for a snapshot of this name that `by` has made already and that is open; None if there is none."""
-    return next((asked for asked in open_requests(store, app) if (asked.name, asked.by) == (name, by)), None)
+    """Return the open request that `by` has made for a snapshot of this name; None if there is none."""
+    return next((request for request in open_requests(store, app) if (request.name, request.by) == (name, by)), None)
 
 
 def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
-    """Raise `Refused` when a snapshot of this name is under way."""
+    """Raise `Refused` if a snapshot of this name is under way."""
     for other in open_requests(store, app):
         if other.name == name:
             raise Refused(
@@ -83,7 +85,7 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
 
 
 ADDRESS = ("_partition", "_offset", "_row")
-"""What an object holds besides the channel's columns: int32, int64, int32."""
+"""Columns of a captured object beside the channel's: int32, int64, int32."""
 
 
 class CapturedObject(Struct, frozen=True):
@@ -97,72 +99,69 @@ class CapturedObject(Struct, frozen=True):
 
 
 class Captured(Struct, frozen=True):
-    """The state of one channel for one receiver, as a snapshot keeps it."""
+    """Captured state of one channel for one receiver."""
 
     channel: limits.Topic
     sender: limits.Name
     receiver: limits.Name
     topic: limits.Topic
     starts: limits.Offsets
-    """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
+    """Messages of the records were at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
     ends: limits.Offsets
     after: limits.Seq
-    """They were sent by the sender's versions `after` + 1 to `up_to`."""
+    """Versions `after` + 1 to `up_to` of the sender wrote the records."""
     up_to: limits.Seq
     counts: limits.Counts
-    """Records by partition."""
+    """Number of records by partition."""
     schema: limits.Text
-    """The channel's columns as a Spark DDL string."""
+    """Columns of the channel as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
     forgotten: limits.Counts = ()
-    """Records that were here and were forgotten, by partition; empty for none. Stored by pins that share the rest."""
+    """Number of forgotten records by partition; empty for none. Also stored by pins that share the records."""
 
     @property
     def rows(self) -> int:
-        """Number of records."""
-        return sum(each.rows for each in self.objects)
+        return sum(captured_object.rows for captured_object in self.objects)
 
 
 SnapshotKind = Literal["markers", "instant", "clone"]
-"""How it came to be: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
+"""Origin: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
 
 
 class Snapshot(Struct, frozen=True):
-    """A named cut. Nothing that it reaches is ever collected."""
+    """Named cut. Nothing that it refers to is ever collected."""
 
     name: limits.Name
     id: limits.Ulid
     app: limits.Name
     created_ms: limits.TimeMs
-    """When it was asked for."""
+    """Time of the request."""
     completed_ms: limits.TimeMs
     kind: SnapshotKind
     stages: dict[limits.Name, limits.Version]
-    """The version of each stage in the cut."""
     by: limits.Line
     clone: limits.NameOrNone = ""
-    """The app that lives from it; empty unless `kind` is `clone`."""
+    """Clone that uses it; empty unless `kind` is `clone`."""
     clone_root: limits.Line = ""
-    """The store root of that app, empty for the snapshot's own."""
+    """Store root of that clone, empty for the snapshot's own."""
     channels: tuple[Captured, ...] = ()
-    """The records in flight that it keeps."""
     edited_ms: limits.TimeMs = 0
-    """When keys were last taken out of what it pins or keeps (`forget`); 0 for never. Known when it is read."""
+    """Time of the last forget that changed what it pins or keeps; 0 for never. Computed when it is read."""
 
     @property
     def object_keys(self) -> frozenset[str]:
-        """The objects that hold these records."""
-        return frozenset(one.key for captured in self.channels for one in captured.objects)
+        """Keys of the objects with captured records."""
+        return frozenset(captured_object.key for captured in self.channels for captured_object in captured.objects)
 
     def captured(self, state: InFlight) -> Captured | None:
-        """What it keeps of these records in flight: all of them and perhaps more, or None."""
-        for each in self.channels:
-            same = each.channel == state.channel and len(each.starts) == len(state.starts)
-            if same and each.after <= state.after and state.up_to <= each.up_to:
-                # In a clone, readers may stand at different offsets before one version.
-                begins = all(map(int.__le__, each.starts, state.starts))
-                if begins and all(map(int.__ge__, each.ends, state.ends)):
-                    return each
+        """Return the captured channel that contains these in-flight records, or None."""
+        for channel in self.channels:
+            same = channel.channel == state.channel and len(channel.starts) == len(state.starts)
+            if same and channel.after <= state.after and state.up_to <= channel.up_to:
+                # In a clone, readers of the same version may be at different offsets.
+                begins = all(map(int.__le__, channel.starts, state.starts))
+                if begins and all(map(int.__ge__, channel.ends, state.ends)):
+                    return channel
         return None
 
 
@@ -184,87 +183,96 @@ def _(value: Snapshot) -> Iterator[Wrong]:
             column_types.parse_ddl(captured.schema)
         except ValueError:
             yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
-        for number, each in enumerate(captured.objects):
-            if not pattern.fullmatch(each.key):
-                yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
-            if each.rows > each.bytes:
-                yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
-            yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
+        for number, captured_object in enumerate(captured.objects):
+            if not pattern.fullmatch(captured_object.key):
+                yield Wrong(
+                    f"{at}.objects[{number}].key", captured_object.key, "a key among the app's captured records"
+                )
+            if captured_object.rows > captured_object.bytes:
+                yield Wrong(
+                    f"{at}.objects[{number}].rows", captured_object.rows, f"at most its bytes, {captured_object.bytes}"
+                )
+            yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", captured_object.checksum)
 
 
-SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda each: each.name, app=lambda each: each.app)
-"""By name."""
+SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, app=lambda snapshot: snapshot.app)
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
-    """The app's snapshots, oldest first; only those whose object was written at `since_ms` or later.
+    """Return the app's snapshots, oldest first; only those written at `since_ms` or later.
 
-    One listing, and one read for each. Raises `NotFound` when there is no such app.
+    One listing, and one read for each. Raises `NotFound` if the app does not exist.
     """
-    found = SNAPSHOTS.all(store, app, since_ms=since_ms)
-    if not found:
+    snapshots = SNAPSHOTS.all(store, app, since_ms=since_ms)
+    if not snapshots:
         apps.read_app(store, app)
         return ()
-    return tuple(sorted(_resolved(store, app, found), key=lambda each: (each.completed_ms, each.name)))
+    return tuple(sorted(_resolved(store, app, snapshots), key=lambda snapshot: (snapshot.completed_ms, snapshot.name)))
 
 
 def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
-    """A snapshot by name, or None when there is none."""
-    found = SNAPSHOTS.find(store, name, app)
-    return next(_resolved(store, app, (found,))) if found is not None else None
+    snapshot = SNAPSHOTS.find(store, name, app)
+    return next(_resolved(store, app, (snapshot,))) if snapshot is not None else None
 
 
 def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
-    """The snapshots with the objects that have their records in flight now."""
-    # Only those that keep records must know the newest.
-    is_known = not any(each.channels for each in snapshots)
+    """Yield the snapshots with the current objects of their in-flight records, after a forget."""
+    # Only snapshots with captured records need the newest index.
+    is_known = not any(snapshot.channels for snapshot in snapshots)
     index = forgotten.known(store, app) if is_known else forgotten.newest(store, app)
-    for each in snapshots:
-        edited_ms = index.snapshots.get(each.name, 0)
-        if edited_ms < each.completed_ms:
-            edited_ms = 0  # that was another one of its name
-        if edited_ms or not index.records.keys().isdisjoint(each.object_keys):
-            yield replace(each, edited_ms=edited_ms, channels=tuple(_left(index, one) for one in each.channels))
+    for snapshot in snapshots:
+        edited_ms = index.snapshots.get(snapshot.name, 0)
+        if edited_ms < snapshot.completed_ms:
+            edited_ms = 0  # an earlier snapshot of this name
+        if edited_ms or not index.records.keys().isdisjoint(snapshot.object_keys):
+            yield replace(
+                snapshot,
+                edited_ms=edited_ms,
+                channels=tuple(_current(index, captured) for captured in snapshot.channels),
+            )
         else:
-            yield each
+            yield snapshot
 
 
-def _left(index: ForgottenIndex, captured: Captured) -> Captured:
-    objects, gone = [], captured.forgotten
-    for each in captured.objects:
-        now = index.records.get(each.key)
-        if now is None:
-            objects.append(each)
+def _current(index: ForgottenIndex, captured: Captured) -> Captured:
+    """Return the channel with its current objects and counts, after a forget."""
+    objects, num_forgotten = [], captured.forgotten
+    for captured_object in captured.objects:
+        replacement = index.records.get(captured_object.key)
+        if replacement is None:
+            objects.append(captured_object)
             continue
-        gone = added(gone, now.gone)
-        if now.key is not None:
-            objects.append(CapturedObject(now.key, now.rows, now.bytes, now.checksum))
-    if gone == captured.forgotten:
+        num_forgotten = added(num_forgotten, replacement.gone)
+        if replacement.key is not None:
+            objects.append(CapturedObject(replacement.key, replacement.rows, replacement.bytes, replacement.checksum))
+    if num_forgotten == captured.forgotten:
         return captured
     counts = (
-        tuple(had - less for had, less in zip_longest(captured.counts, gone, fillvalue=0)) if captured.counts else ()
+        tuple(had - less for had, less in zip_longest(captured.counts, num_forgotten, fillvalue=0))
+        if captured.counts
+        else ()
     )
-    return replace(captured, objects=tuple(objects), counts=counts, forgotten=gone)
+    return replace(captured, objects=tuple(objects), counts=counts, forgotten=num_forgotten)
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
-    """A snapshot by name. Raises `NotFound`, with the nearest names, when there is no such app or snapshot."""
+    """Return a snapshot by name. Raises `NotFound`, with the nearest names, if the app or snapshot does not exist."""
     snapshot = find_snapshot(store, app, name)
     if snapshot is None:
         apps.read_app(store, app)
-        asked = any(other.name == name for other in open_requests(store, app))
+        is_requested = any(other.name == name for other in open_requests(store, app))
         listed = SNAPSHOTS.listed(store, app)
         raise NotFound(
             f"snapshot of app {app!r}",
             name,
             (info.key.removeprefix(keys.snapshots(app)).removesuffix(".json") for info in listed),
-            hint=f"{name!r} is asked for and not complete yet: is the app running?" if asked else "",
+            hint=f"{name!r} is asked for and not complete yet: is the app running?" if is_requested else "",
         )
     return snapshot
 
 
 def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
-    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
+    """Return the cut that a snapshot pins. Raises `NotFound` if a manifest that it names is gone."""
     return Cut(
         snapshot.app,
         {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},

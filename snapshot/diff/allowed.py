@@ -1,4 +1,4 @@
-"""Differences that are meant: a query over those of one table names keys, and these are left out."""
+"""Expected differences: an SQL query over the differences of a table returns keys that are not reported."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -19,71 +19,72 @@ from .key_changes import KeyChanges
 from .moments import TableDiff
 
 
-def only_in(one: pa.Table, other: pa.Table) -> pa.Table:
-    """Return the rows that `one` has more often than `other`: all of them if their columns differ."""
-    if not one.num_columns or one.schema.names != other.schema.names:
-        return one
-    return row_local.only_in(one, other)
+def only_in(rows: pa.Table, other: pa.Table) -> pa.Table:
+    """Return the rows that `rows` has more often than `other`: all of them if their columns differ."""
+    if not rows.num_columns or rows.schema.names != other.schema.names:
+        return rows
+    return row_local.only_in(rows, other)
 
 
 def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
-    """See that each query is over the differences of one of these tables, before there are any, and returns its key.
+    """Check that each query reads the differences of exactly one of these tables and returns its key columns.
 
-    Of a table with None the columns are not known yet: what is wrong with these, `without` finds. Raises `Usage` where
-    a query is wrong or names no single table, and `NotFound` where it names a column that there is not.
+    Called before any difference exists. A table of None has columns that are not known yet; `without` checks queries
+    over such a table. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no such
+    column).
     """
-    known = {name: table for name, table in tables.items() if table is not None}
-    with closing(_database({name: _no_differences(table).flat() for name, table in known.items()})) as con:
+    declared = {name: table for name, table in tables.items() if table is not None}
+    with closing(_database({name: _no_differences(table).flat() for name, table in declared.items()})) as con:
         for sql in queries:
-            named = _named(sql, tables)
-            if len(named) != 1:
-                found = f"it names {' and '.join(named)}" if named else "it names none of them"
+            queried = _tables_read(sql, tables)
+            if len(queried) != 1:
+                reason = f"this one reads {' and '.join(queried)}" if queried else "this one reads none of them"
                 raise Usage(
-                    f"differences that are meant are told by a query over those of one table, of {', '.join(tables)}; "
-                    f"{found}",
+                    f"a query for expected differences must read exactly one table, of {', '.join(tables)}; {reason}",
                     quoted=f"query: {sql.strip()}",
                 )
-            if (table := known.get(named[0])) is not None:
-                _meant(con, named[0], sql, [column.name for column in table.key])
+            if (table := declared.get(queried[0])) is not None:
+                _expected_keys(con, queried[0], sql, [column.name for column in table.key])
 
 
-def without_all(found: tuple[TableDiff, ...], queries: Iterable[str]) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
-    """The differences of tables but for the keys that queries return, and which of these could not say, and why.
+def without_all(diffs: tuple[TableDiff, ...], queries: Iterable[str]) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
+    """Return the differences without the keys that the queries return, and the errors of queries that failed.
 
-    Such as one over a column that has gone: what was found is not lost for it.
+    A failed query, such as one over a dropped column, removes nothing.
     """
     wrong = []
     for sql in queries:
         try:
-            found = tuple(without(each, sql) for each in found)
+            diffs = tuple(without(table_diff, sql) for table_diff in diffs)
         except SlackwaterError as error:
             wrong.append(f"{error.sentence} ({sql.strip()})")
-    return found, tuple(wrong)
+    return diffs, tuple(wrong)
 
 
-def without(found: TableDiff, sql: str) -> TableDiff:
-    """The differences of a table but for the keys that a query returns, if it is over this table.
+def without(table_diff: TableDiff, sql: str) -> TableDiff:
+    """Return the differences of a table without the keys that a query returns; unchanged if it reads another table.
 
-    It sees the differences as a table of that name: the key, `change` (added, removed or changed) and each value column
-    as `before_…` and `after_…`. Raises `Usage` where it is wrong or does not return the key, `NotFound` where it names
-    a column that there is not, and `SlackwaterError` where it could not be carried out.
+    The query reads the differences as a table of the same name: the key columns, `change` (added, removed or changed)
+    and each value column as `before_…` and `after_…`. Raises `Usage` (the query is wrong, or does not return the key),
+    `NotFound` (no such column) and `SlackwaterError` (the query failed).
     """
-    if not _named(sql, [found.table]):
-        return found
-    key = found.changes.keys.column_names
-    # Keys of any type are told apart by their place.
-    with closing(_database({found.table: found.changes.flat()})) as con:
-        con.register("_meant", _meant(con, found.table, sql, key))
+    if not _tables_read(sql, [table_diff.table]):
+        return table_diff
+    key = table_diff.changes.keys.column_names
+    # The position identifies a key of any type.
+    with closing(_database({table_diff.table: table_diff.changes.flat()})) as con:
+        con.register("_meant", _expected_keys(con, table_diff.table, sql, key))
         con.register(
-            "_all", showable(found.changes.keys).append_column("_place", pa.array(np.arange(len(found.changes))))
+            "_all",
+            showable(table_diff.changes.keys).append_column("_place", pa.array(np.arange(len(table_diff.changes)))),
         )
         same = " AND ".join(f"a.{quoted(name)} IS NOT DISTINCT FROM m.{quoted(name)}" for name in key)
-        left = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
-    return found.only(left["_place"].to_numpy())
+        unexpected = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
+    return table_diff.only(unexpected["_place"].to_numpy())
 
 
 def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
-    """One that sees these tables, and nothing else of this machine."""
+    """Return an in-memory DuckDB connection with these tables and without access to files or the network."""
     con = empty_database()
     for name, rows in tables.items():
         con.register(name, showable(rows))
@@ -92,9 +93,9 @@ def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
     return con
 
 
-def _named(sql: str, tables: Iterable[str]) -> list[str]:
-    """Those of the tables that a statement is over, which must be one that reads."""
-    # DuckDB names only those that it does not have.
+def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
+    """Return those of the tables that a SELECT statement reads."""
+    # DuckDB lists only tables that the connection does not have.
     with closing(_database({})) as con:
         try:
             named = {name.casefold() for name in con.get_table_names(reading(con, sql, hint=""))}
@@ -103,11 +104,12 @@ def _named(sql: str, tables: Iterable[str]) -> list[str]:
     return [name for name in tables if name.casefold() in named]
 
 
-def _meant(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: list[str]) -> pa.Table:
+def _expected_keys(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: list[str]) -> pa.Table:
+    """Run the query and return its key columns. Raises `Usage` if one is missing."""
     rows = run_query(con, sql, hint="")
     if missing := [name for name in key if name not in rows.column_names]:
         raise Usage(
-            f"the differences of {table} that are meant are named by their key: {', '.join(missing)} is not among the "
+            f"a query for expected differences of {table} must return its key: {', '.join(missing)} is not among the "
             "columns of this query",
             quoted=f"query: {sql.strip()}",
         )
@@ -115,6 +117,7 @@ def _meant(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: list[str])
 
 
 def _no_differences(table: Table) -> KeyChanges:
+    """Return an empty `KeyChanges` with the columns of a table."""
     keys = arrow_schema(table.key).empty_table()
     values = visible_schema(table).empty_table().drop_columns(keys.column_names)
     nothing = np.zeros(0, np.bool_)

@@ -1,9 +1,9 @@
-"""The rule by which two values are equal, wherever two programs are compared: check, trial, diff, promote.
+"""Equality of values when the results of two programs are compared: check, trial, diff, promote.
 
-Floats are equal but for their last bits, since a sum of floats depends on the order of what is summed. Two floats are
-equal if they differ by less than 2^-42 of the largest number in their column (32-bit floats: 2^-18); where larger
-numbers are known to have gone into them, of the largest of those. All else is compared exactly: NaN equals NaN, null
-equals null, -0.0 equals 0.0.
+Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
+they differ by less than 2^-42 of the largest number in their column (32-bit floats: 2^-18), or of the largest number
+known to have gone into them, if that is larger. All other types are compared exactly. NaN equals NaN, null equals
+null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -22,54 +22,62 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 _BITS, _BITS_OF_32 = 42, 18
 TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-{_BITS_OF_32})"
-"""How far two floats may be apart, in words."""
+"""Description of the float tolerance for messages."""
 
 
 def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Flag the rows that each of two tables has more often than the other, in any order; the columns are the same.
+    """Flag the rows that each table has more often than the other, in any order. Both have the same columns.
 
-    `largest` is the largest number that may have gone into the floats; each column's own counts as well.
+    `largest` is the largest number that may have gone into the floats; the largest number of each column counts as
+    well.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
-    left = np.ones(count, bool), np.ones(theirs.num_rows, bool)
+    unmatched = np.ones(count, bool), np.ones(theirs.num_rows, bool)
     for values in _on_grids(both, largest):
-        own, other = values[:count][left[0]], values[count:][left[1]]
-        left = _within(left[0], _more_often(own, other)), _within(left[1], _more_often(other, own))
-    return left
+        own, other = values[:count][unmatched[0]], values[count:][unmatched[1]]
+        unmatched = _narrow(unmatched[0], _flag_surplus(own, other)), _narrow(unmatched[1], _flag_surplus(other, own))
+    return unmatched
 
 
 def like(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Rows of two tables that are equal by the rule, in pairs: their places in each, ascending in `ours`.
+    """Return pairs of equal rows of two tables as their positions in each, ascending in `ours`.
 
-    Each row is in one pair at most; rows that are exactly the same are paired first. The columns of `theirs` count.
+    Each row is in one pair at most; rows that are exactly equal are paired first. Only the columns of `theirs` are
+    compared.
     """
     ours = ours.select(theirs.column_names)
-    mine, others = pairs(ours, theirs)
-    if min(ours.num_rows, theirs.num_rows) == len(mine) or not any(map(has_floats, theirs.schema.types)):
-        return mine, others
+    our_matches, their_matches = pairs(ours, theirs)
+    if min(ours.num_rows, theirs.num_rows) == len(our_matches) or not any(map(has_floats, theirs.schema.types)):
+        return our_matches, their_matches
     count = ours.num_rows
     for values in _on_grids(pa.concat_tables([ours, theirs.cast(ours.schema)]), 0.0):
-        left, right = np.setdiff1d(np.arange(count), mine), np.setdiff1d(np.arange(theirs.num_rows), others)
-        own, other = (_nth(values[side]) for side in (left, count + right))
-        _, at, there = np.intersect1d(own, other, assume_unique=True, return_indices=True)
-        mine, others = np.concatenate([mine, left[at]]), np.concatenate([others, right[there]])
-    order = np.argsort(mine)
-    return mine[order], others[order]
+        our_rest, their_rest = (
+            np.setdiff1d(np.arange(count), our_matches),
+            np.setdiff1d(np.arange(theirs.num_rows), their_matches),
+        )
+        own, other = (_number_repeats(values[side]) for side in (our_rest, count + their_rest))
+        _, our_index, their_index = np.intersect1d(own, other, assume_unique=True, return_indices=True)
+        our_matches, their_matches = (
+            np.concatenate([our_matches, our_rest[our_index]]),
+            np.concatenate([their_matches, their_rest[their_index]]),
+        )
+    order = np.argsort(our_matches)
+    return our_matches[order], their_matches[order]
 
 
-def _nth(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
-    """Each value with how many of the same are before it: no two of these are equal."""
+def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
+    """Return each value with its occurrence number (0, 1, …), so that all results are distinct."""
     order = np.argsort(values, kind="stable")
-    found = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
-    found["value"] = values
+    numbered = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
+    numbered["value"] = values
     ascending = values[order]
-    found["nth"][order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
-    return found
+    numbered["nth"][order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
+    return numbered
 
 
 def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
-    """Flag the places at which two columns of one type are equal by the rule."""
+    """Flag the positions at which two columns of one type are equal within the tolerance."""
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
     equal = np.zeros(count, bool)
@@ -79,7 +87,7 @@ def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Return whether values of a type contain floats, at any depth."""
+    """Return True if values of a type contain floats, at any depth."""
     if pa.types.is_struct(kind):
         return any(has_floats(field.type) for field in kind)
     if pa.types.is_map(kind):
@@ -90,7 +98,7 @@ def has_floats(kind: pa.DataType) -> bool:
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """The rows, with lists whose order means nothing in one that is always the same."""
+    """Return the table with the elements of each list in a canonical order."""
     columns = []
     for column in table.columns:
         lists = column.combine_chunks()
@@ -103,9 +111,9 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def _on_grids(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield the rows' digests with floats rounded to a grid; if there are floats, again with one half a step off.
+    """Yield the rows' digests with floats rounded to a grid; if there are floats, again with a grid half a step off.
 
-    Two floats that are near may lie on both sides of an edge of one grid: then they do not on the other.
+    Two floats that are near may be rounded apart by one of the grids, but not by both.
     """
     yield _digests(rows, largest, 0.5)
     if any(has_floats(kind) for kind in rows.schema.types):
@@ -120,7 +128,7 @@ def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.ui
 
 
 def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
-    """The values with each float as a step of a grid."""
+    """Replace each float by its grid step."""
     kind = column.type
     if not has_floats(kind):
         return column
@@ -143,25 +151,25 @@ def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
 
 
 def _list(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Lists as long as these, of other values."""
+    """Return lists of the same lengths and nulls as `lists`, with these values."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
 
 
-def _more_often(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
-    """Of each of ours, whether it is beyond those that there are among theirs."""
+def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
+    """Flag the values that `ours` has more often than `theirs`: with n in `theirs`, all after the first n."""
     order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
-    mine = ours[order]
-    place = np.arange(len(mine)) - np.searchsorted(mine, mine)
-    there = np.searchsorted(other, mine, side="right") - np.searchsorted(other, mine)
-    found = np.empty(len(mine), bool)
-    found[order] = place >= there
-    return found
+    ascending = ours[order]
+    occurrence = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
+    num_theirs = np.searchsorted(other, ascending, side="right") - np.searchsorted(other, ascending)
+    flags = np.empty(len(ascending), bool)
+    flags[order] = occurrence >= num_theirs
+    return flags
 
 
-def _within(chosen: Flags, some: Flags) -> Flags:
-    """Of those that are chosen some."""
-    found = chosen.copy()
-    found[np.flatnonzero(chosen)] = some
-    return found
+def _narrow(chosen: Flags, some: Flags) -> Flags:
+    """Clear those of the set flags in `chosen` for which `some` is false."""
+    narrowed = chosen.copy()
+    narrowed[np.flatnonzero(chosen)] = some
+    return narrowed

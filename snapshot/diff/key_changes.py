@@ -16,40 +16,41 @@ from ...store.sst.showable import maps_as_lists
 from .equality import Flags, has_floats, near
 
 _PIECE = 10_000
-"""Keys that are Python values at a time."""
+"""Number of keys converted to Python values at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """One key, and its visible values at both moments, by column; None where it had no row."""
+    """One key with its visible values at both moments, by column; None where the key had no row."""
 
     key: Mapping[str, object]
     before: Mapping[str, object] | None
     after: Mapping[str, object] | None
     kind: Literal["added", "removed", "changed", "same"]
-    """What became of its row."""
+    """Kind of change between the two moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """Keys of one table, and their rows at two moments. Arrays and tables have one element a key."""
+    """Keys of one table with their rows at two moments. Arrays and tables have one element per key."""
 
     keys: pa.Table
     before: pa.Table
-    """The visible values at the first moment, nulls where there was no row."""
+    """Visible values at the first moment; nulls for keys without a row."""
     after: pa.Table
-    """The same columns at the second."""
+    """Visible values at the second moment, in the same columns."""
     was: npt.NDArray[np.bool_]
-    """Whether there was a row at the first moment."""
+    """True for keys that have a row at the first moment."""
     is_there: npt.NDArray[np.bool_]
-    """Whether there is one at the second."""
+    """True for keys that have a row at the second moment."""
     differing: Mapping[str, npt.NDArray[np.bool_]]
-    """By value column, of which keys both moments have a row with another value."""
+    """By value column: True for keys that have a row at both moments, with different values."""
     near: Mapping[str, Flags] = field(default_factory=dict)
-    """By value column with floats, the keys whose values differ only within the tolerance, and count as equal; empty
-    where the comparison was exact."""
+    """By float column: True for keys whose values differ only within the tolerance, and so count as equal.
+    Empty for an exact comparison.
+    """
     named: bool = False
-    """Whether a predicate named these keys, in this order; else they are those whose rows changed."""
+    """True if a predicate returned these keys, in this order; False if they are the keys whose rows changed."""
 
     @classmethod
     def between(
@@ -74,7 +75,7 @@ class KeyChanges:
             con.register("sides", pa.table(columns))
             unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
         named = zip(before.column_names, unequal, strict=True)
-        differing = {name: both & np.asarray(each.to_numpy(), np.bool_) for name, each in named}
+        differing = {name: both & np.asarray(flags.to_numpy(), np.bool_) for name, flags in named}
         if not tolerant:
             return cls(keys, before, after, was, is_there, differing)
         floats = [name for name in differing if has_floats(before.schema.field(name).type)]
@@ -95,15 +96,15 @@ class KeyChanges:
                 yield KeyChange(key, before, after, kinds[number])
 
     def changed(self) -> Self:
-        """Those whose row was added, removed or changed."""
+        """Return the keys whose row was added, removed or changed."""
         return self.take(np.flatnonzero(self.kinds() != "same"))
 
     def head(self, number: int) -> Self:
-        """The first so many of them."""
+        """Return the first `number` keys."""
         return self.take(np.arange(min(number, len(self))))
 
     def take(self, positions: npt.NDArray[np.int64]) -> Self:
-        """Those at these positions."""
+        """Return the keys at these positions."""
         keys, before, after = (side.take(pa.array(positions)) for side in (self.keys, self.before, self.after))
         return replace(
             self,
@@ -112,26 +113,26 @@ class KeyChanges:
             after=after,
             was=self.was[positions],
             is_there=self.is_there[positions],
-            differing={name: each[positions] for name, each in self.differing.items()},
+            differing={name: flags[positions] for name, flags in self.differing.items()},
             near={name: flags[positions] for name, flags in self.near.items()},
         )
 
     def in_order(self) -> Self:
-        """Sorted by key; keys that have no order, such as structs, stay as they come."""
+        """Return the keys sorted; unchanged if their type has no order, such as a struct."""
         with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
             order = pc.sort_indices(self.keys, sort_keys=[(name, "ascending") for name in self.keys.column_names])
             return self.take(np.asarray(order))
         return self
 
     def kinds(self) -> npt.NDArray[np.object_]:
-        """What became of each key's row: the `kind` of its `KeyChange`."""
+        """Return the `kind` of each key's `KeyChange`."""
         changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
-        words = np.where(changed, "changed", "same")
-        words = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", words))
-        return words.astype(np.object_)
+        kinds = np.where(changed, "changed", "same")
+        kinds = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", kinds))
+        return kinds.astype(np.object_)
 
     def flat(self) -> pa.Table:
-        """One row a key: its columns, what became of it as `change`, and each value as `before_…` and `after_…`."""
+        """Return a table with one row per key: key columns, `change`, and each value as `before_…` and `after_…`."""
         table = self.keys.append_column("change", pa.array(self.kinds(), pa.string()))
         for name in self.before.column_names:
             for side, values in (("before", self.before), ("after", self.after)):
@@ -140,12 +141,12 @@ class KeyChanges:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column whose values DuckDB compares: of maps it takes none that has a key twice."""
+    """Return the column in a form that DuckDB compares: maps as lists, since DuckDB rejects duplicate map keys."""
     if not pa.types.is_nested(column.type):
         return column
     return pa.chunked_array([maps_as_lists(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
 
 
 def _rows(values: pa.Table, count: int) -> list[dict[str, object]]:
-    """The values of so many keys; of a table that has no columns beside its key, nothing for each."""
+    """Return `count` rows as dicts; empty dicts if the table has no columns."""
     return python_rows(values) if values.num_columns else [{} for _ in range(count)]

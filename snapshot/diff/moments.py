@@ -1,4 +1,4 @@
-"""The difference of two moments, of one app or of two: table by table, key by key."""
+"""Difference between two moments, of one app or of two: table by table, key by key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,65 +24,70 @@ from .stored_rows import TableSide
 from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20
-"""A table up to this is read to count its rows."""
+"""Size up to which a table is read to count its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnMatch:
-    """How far one value column agrees, over the rows that both moments have."""
+    """Match rate of one value column, over the rows that both moments have."""
 
     column: str
     differing: int
-    """Rows in which it differs."""
+    """Number of rows in which the column differs."""
     rate: float
-    """The part of the rows in which it is equal, 0 to 1, of `TableDiff.rows_in_both`."""
+    """Share of `TableDiff.rows_in_both` in which the column is equal, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """How one table differs between two moments."""
+    """Difference of one table between two moments."""
 
     table: str
     changes: KeyChanges
-    """The rows that differ, by key, with the columns that both moments have."""
+    """Rows that differ, by key, with the columns that both moments have."""
     added: int
-    """Rows that only the second moment has."""
+    """Number of rows that only the second moment has."""
     removed: int
-    """Rows that only the first moment has."""
+    """Number of rows that only the first moment has."""
     changed: int
-    """Rows of both in which a column differs."""
+    """Number of rows of both moments that differ in a column."""
     columns: tuple[ColumnMatch, ...]
-    """The columns that were compared."""
+    """Match rates of the compared columns."""
     rows_in_both: int
-    """How many rows both moments have."""
+    """Number of rows that both moments have."""
     about: bool
-    """Whether that is what SSTs hold, where overwritten rows still count: neither a large table is read to be counted,
-    nor one in which nothing changed."""
+    """True if `rows_in_both` is an estimate from SST row counts, which include overwritten rows. Tables that are large,
+    or in which nothing changed, are not read to be counted.
+    """
     unlike: tuple[str, ...]
-    """In words, what is declared differently, so that it could not be compared."""
+    """Sentences on declarations that differ, so that those columns could not be compared."""
     near: Mapping[str, int] = field(default_factory=dict)
-    """By column with floats, rows whose values differ only within the tolerance of `equality`: they count as equal.
-    Two moments of one app are compared exactly."""
+    """By float column: number of rows that count as equal within the tolerance of `equality`.
+
+    Two moments of one app are compared exactly.
+    """
     formerly: str = ""
-    """What it is called at the moment at which it has another name; empty where both have the same."""
+    """Old name of the table, if it was renamed between the two moments; else empty."""
 
     @property
     def equal(self) -> bool:
-        """Whether no row and no column differs."""
+        """True if no row and no column differs."""
         return not len(self.changes) and not self.unlike
 
     def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
-        """The same with the keys at these positions alone; how many rows both moments have stays."""
+        """Return a copy with only the keys at these positions; `rows_in_both` is unchanged."""
         changes = self.changes.take(positions)
         kinds = changes.kinds()
         added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
-        columns = tuple(replace(each, differing=int(changes.differing[each.column].sum())) for each in self.columns)
+        columns = tuple(
+            replace(column, differing=int(changes.differing[column.column].sum())) for column in self.columns
+        )
         return replace(self, changes=changes, columns=columns, added=added, removed=removed, changed=changed)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCut:
-    """A cut, and the store that its app lives in."""
+    """A cut with the store of its app."""
 
     store: ObjectStore
     cut: Cut
@@ -90,36 +95,36 @@ class StoredCut:
 
 def diff(
     cache: SstCache,
-    one: StoredCut,
-    other: StoredCut,
+    first: StoredCut,
+    second: StoredCut,
     *,
     table: str = "",
     tables: Mapping[str, KeyShare | None] | None = None,
     ignore_new: bool = False,
 ) -> tuple[TableDiff, ...]:
-    """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
+    """Return the differences of all tables between two moments, upstream first. A missing table counts as empty.
 
-    What only `other` has was added. `table` is the only one to compare, empty for all. `tables` are the only ones of
-    those that are there, each with the share of its keys, None for all of them. With `ignore_new`, columns and tables
-    of stages that only `other` has count for nothing; else rows from before a migration have in such a column what it
-    says. Reads manifests, and of SSTs what was written since the two parted; of two moments that have nothing in
-    common, all. Raises `NotFound` (neither moment has such a table, or one was collected meanwhile).
+    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` restricts
+    the comparison to these tables, each to a share of its keys, or None for all keys. With `ignore_new`, columns and
+    tables of stages that only `second` has are ignored; else rows from before a migration are compared as the migration
+    shows them. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have nothing in
+    common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
     """
 
-    def found() -> tuple[TableDiff, ...]:
-        then, now = (StoredCut(each.store, as_known(each.store, each.cut)) for each in (one, other))
+    def compare() -> tuple[TableDiff, ...]:
+        then, now = (StoredCut(moment.store, as_known(moment.store, moment.cut)) for moment in (first, second))
         return _diff(cache, then, now, table, tables, ignore_new=ignore_new)
 
-    def of_one() -> tuple[TableDiff, ...]:
-        return again_if_forgotten(one.store, one.cut.app, found)
+    def compare_retrying_first() -> tuple[TableDiff, ...]:
+        return again_if_forgotten(first.store, first.cut.app, compare)
 
-    return again_if_forgotten(other.store, other.cut.app, of_one)
+    return again_if_forgotten(second.store, second.cut.app, compare_retrying_first)
 
 
 def _diff(
     cache: SstCache,
-    one: StoredCut,
-    other: StoredCut,
+    first: StoredCut,
+    second: StoredCut,
     table: str,
     tables: Mapping[str, KeyShare | None] | None,
     *,
@@ -127,18 +132,18 @@ def _diff(
 ) -> tuple[TableDiff, ...]:
     declared = {
         name: manifest.table
-        for moment in (other, one)
+        for moment in (second, first)
         for name, manifest in moment.cut.tables.items()
         if manifest.table is not None
     }
-    pairs = _renamed(one.cut, other.cut)
-    # In the order of the one that has more: a stage that came later lies behind those that it reads.
-    most, least = sorted((other.cut.tables, one.cut.tables), key=len, reverse=True)
+    pairs = _renamed_tables(first.cut, second.cut)
+    # In the order of the moment with more tables, so that a new stage comes after the stages that it reads.
+    most, least = sorted((second.cut.tables, first.cut.tables), key=len, reverse=True)
     names = tuple(dict.fromkeys(pairs.get(name, name) for name in (*most, *least)))
     if table and table not in (*names, *pairs):
-        raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
+        raise NotFound(f"table at {first.cut.ref} or {second.cut.ref}", table, names)
     former = {new: old for old, new in pairs.items()}
-    new = new_tables(one.cut, other.cut)
+    added_tables = new_tables(first.cut, second.cut)
 
     def side(moment: StoredCut, name: str) -> TableSide:
         name_then = name if name in moment.cut.tables else former.get(name, name)
@@ -148,58 +153,67 @@ def _diff(
         share = tables[name] if tables is not None else None
         return TableSide(moment.store, cache, manifest.table, manifest, moment.cut.clock_ms(name_then), share)
 
-    with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
+    with telling_if_collected(first.store, first.cut), telling_if_collected(second.store, second.cut):
         return tuple(
             replace(
-                table_diff(name, side(one, name), side(other, name), ignore_new=ignore_new),
+                table_diff(name, side(first, name), side(second, name), ignore_new=ignore_new),
                 formerly=former.get(name, ""),
             )
             for name in ((pairs.get(table, table),) if table else names)
-            if (tables is None or name in tables) and not (ignore_new and name in new)
+            if (tables is None or name in tables) and not (ignore_new and name in added_tables)
         )
 
 
-def new_tables(one: Cut, other: Cut) -> dict[str, Manifest]:
-    """The tables of stages that only `other` has, but for those that have another name in `one`."""
-    return {name: each for name, each in other.tables.items() if stage_of(each) not in one.stages and not each.formerly}
+def new_tables(first: Cut, second: Cut) -> dict[str, Manifest]:
+    """Return the tables of stages that only `second` has, without those that were renamed since `first`."""
+    return {
+        name: manifest
+        for name, manifest in second.tables.items()
+        if stage_of(manifest) not in first.stages and not manifest.formerly
+    }
 
 
-def _renamed(one: Cut, other: Cut) -> dict[str, str]:
-    """The tables that only one moment has, and that the other has under the name that they got: old name to new."""
-    found = {}
-    for mine, its in ((one, other), (other, one)):
-        for new, manifest in its.tables.items():
-            names = [former.stage for former in manifest.formerly if former.stage in mine.tables]
-            if new not in mine.tables and names and names[-1] not in its.tables:
-                found[names[-1]] = new
-    return found
+def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
+    """Return the tables that were renamed between the two moments: old name to new."""
+    renamed = {}
+    for old_cut, new_cut in ((first, second), (second, first)):
+        for new, manifest in new_cut.tables.items():
+            names = [former.stage for former in manifest.formerly if former.stage in old_cut.tables]
+            if new not in old_cut.tables and names and names[-1] not in new_cut.tables:
+                renamed[names[-1]] = new
+    return renamed
 
 
 def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
-    """How a table of this name differs between two sides. `ignore_new` and errors as of `diff`."""
-    # Ids of columns below `known` mean the same on both sides; 0 where none does.
-    shared, is_one_app, known = Ancestry(), False, 0
+    """Return the difference of a table between two sides. `ignore_new` ignores columns that only `after` has."""
+    # Column ids below `common_ids` mean the same on both sides; 0 if none does.
+    shared, is_one_app, common_ids = Ancestry(), False, 0
     if before.manifest is not None and after.manifest is not None:
         shared = ancestry((before.store, before.manifest), (after.store, after.manifest))
         is_one_app = before.manifest.app == after.manifest.app and before.store.url == after.store.url
-        known = shared.next_id
+        common_ids = shared.next_id
     tables = before.table, after.table
     if is_one_app:
-        known = max(each.next_id or len(each.columns) + 1 for each in tables)
-    had, has = (_known(each, known) for each in tables)
+        common_ids = max(table.next_id or len(table.columns) + 1 for table in tables)
+    had, has = (_value_columns(table, common_ids) for table in tables)
     left_out = set[str]()
     if ignore_new:
         left_out = {column.name for number, column in has.items() if number not in had}
         has = {number: column for number, column in has.items() if number in had}
-    unlike = tuple(_unlike(had, has, is_migrated=tables[0].schema != tables[1].schema, by_id=bool(known)))
-    # Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen.
-    new = ({each.name for id_, each in zip(one.ids, one.columns, strict=True) if id_ >= known} for one in tables)
-    added_by_each = set.intersection(*new) if shared.seq else set[str]()
-    # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
+    unlike = tuple(
+        _declaration_differences(had, has, is_migrated=tables[0].schema != tables[1].schema, by_id=bool(common_ids))
+    )
+    # Columns of one name that each side added by itself: shared rows may differ in them, which no SST shows.
+    new_names = (
+        {column.name for id_, column in zip(table.ids, table.columns, strict=True) if id_ >= common_ids}
+        for table in tables
+    )
+    added_by_each = set.intersection(*new_names) if shared.seq else set[str]()
+    # A clone migrates independently. If only one side has migrated since the fork, its columns derive from the other's.
     schemas = before.table.schema, after.table.schema
     is_parent = bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
     if schemas[0] != schemas[1] and (is_one_app or is_parent):
-        # Rows from before a migration have the columns of after it, too: then they are compared.
+        # Rows from before the migration can be read with the new columns, and so compared.
         newest = max(tables, key=lambda table: table.schema)
         before, after = replace(before, table=newest), replace(after, table=newest)
     if arrow_schema(before.table.key) != arrow_schema(after.table.key):
@@ -209,10 +223,10 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
         keys = arrow_schema(before.table.key).empty_table()
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
-    mine, theirs = visible_schema(before.table), visible_schema(after.table)
+    columns_before, columns_after = visible_schema(before.table), visible_schema(after.table)
     left_out |= {*before.key, *after.key, *added_by_each}
-    common = [each.name for each in mine if each in theirs and each.name not in left_out]
-    # What one app has stored is the same or not; what two have computed may differ by the order of a sum.
+    common = [field.name for field in columns_before if field in columns_after and field.name not in left_out]
+    # Within one app, values are stored once. Two apps may have added floats in a different order.
     compared = changes_between(before, after, shared, common, tolerant=not is_one_app)
     near = {column: int(flags.sum()) for column, flags in compared.near.items() if flags.any()}
     changes = compared.changed().in_order()
@@ -223,7 +237,7 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     if before.share is not None:
         most_rows = most_rows * before.share.parts // SHARES
     num_before = most_rows if about else int((~before.hidden(before.newest(before.ssts, 0))).sum())
-    # Never fewer than differ, whatever is stored still.
+    # At least the rows that differ, even if the estimate is smaller.
     in_both = max(num_before - removed, changed)
     columns = tuple(
         ColumnMatch(column, number := int(differs.sum()), 1 - number / in_both if in_both else 1.0)
@@ -232,31 +246,33 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike, near)
 
 
-def _unlike(
+def _declaration_differences(
     had: Mapping[int | str, Column], has: Mapping[int | str, Column], *, is_migrated: bool, by_id: bool
 ) -> Iterator[str]:
-    """What is declared of columns by one side only, in words. A column that was renamed is one by its id.
+    """Yield sentences on columns that the two sides declare differently.
 
-    Other columns are told apart by their names, or all are, where ids mean nothing (`by_id`).
+    With `by_id`, a renamed column is recognised by its id; columns without a common id are matched by name.
     """
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)
         if was is None or now is None:
-            known = was or now
-            assert known is not None  # noqa: S101  it is one of both
-            yield f"column {known.name} is there {'before' if was else 'after'} only"
+            column = was or now
+            assert column is not None  # noqa: S101  it is one of both
+            yield f"column {column.name} exists only {'before' if was else 'after'}"
             continue
         if was.name != now.name:
-            yield f"column {was.name} is called {now.name} after"
+            yield f"column {was.name} was renamed to {now.name}"
         if was.type != now.type:
             types = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
-            yield types if is_migrated else f"{types}: it is not compared"
+            yield types if is_migrated else f"{types}: not compared"
         elif isinstance(number, str) and by_id:
-            yield f"column {number} came to each of the two by a migration of its own: it is not compared"
+            yield f"column {number} was added by separate migrations: not compared"
 
 
-def _known(table: Table, known: int) -> dict[int | str, Column]:
-    """The value columns that users see, by id where that is below `known`, else by name."""
+def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
+    """Return the visible value columns, by id if the id is below `common_ids`, else by name."""
     numbered = zip(table.ids, table.columns, strict=True)
-    values = ((number, each) for number, each in numbered if each in table.values and not is_internal(each.name))
-    return {number if number < known else each.name: each for number, each in values}
+    values = (
+        (number, column) for number, column in numbered if column in table.values and not is_internal(column.name)
+    )
+    return {number if number < common_ids else column.name: column for number, column in values}

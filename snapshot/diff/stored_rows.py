@@ -1,9 +1,9 @@
-"""The stored rows of a table at a moment, as many as are asked for: those of some versions, and those of one key.
+"""Stored rows of a table at a moment: those of some versions, or those of one key.
 
-An SST never changes, so for a key each is looked into once, however many versions name it. One that cannot hold the key
-costs no request where its range of hashes says so, those for its footer, page index and filter where the filter does;
-one that holds it also one for a page of each column. SSTs for which that is more than reading them whole, and those on
-this machine, are read whole.
+An SST never changes, so a key is looked up once in each, however many versions name it. An SST whose hash range
+excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page index
+and filter. An SST that holds the key also costs a page per column. SSTs that are faster to read whole than by these
+requests, and those in the local cache, are read whole.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,36 +40,34 @@ class TableSide:
     store: ObjectStore
     cache: SstCache
     table: Table
-    """The declared columns; for a side without a version those of the other one."""
+    """Declared columns; for a side without a version, those of the other side."""
     manifest: Manifest | None
-    """None where the table had no version yet: then it holds nothing."""
+    """Version of the table; None if the table had no version yet, and so no rows."""
     clock_ms: int = 0
-    """Rows that expire at this time or before are absent."""
+    """Clock: rows that expire at this time or earlier are absent."""
     share: KeyShare | None = None
-    """The keys whose rows count; None for all."""
+    """Share of the keys to compare; None for all."""
 
     @property
     def ssts(self) -> tuple[Sst, ...]:
-        """The SSTs that its rows are in."""
         return self.manifest.ssts if self.manifest is not None else ()
 
     @property
     def key(self) -> list[str]:
-        """Names of the key columns."""
         return [column.name for column in self.table.key]
 
     def no_rows(self, *, values: bool = False) -> pa.Table:
-        """What `stored` returns where there are none."""
+        """Return an empty table with the columns of `stored`."""
         columns = arrow_schema((*self.table.key, *(self.table.values if values else ())))
         return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM]).empty_table()
 
     def look_up(
         self, keys: pa.Table, names: Sequence[str], newest: pa.Table | None = None
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Of each key (`_hash` and key columns) its values in the columns `names`, and whether it has a row.
+        """Return the values of each key in the columns `names`, and a flag for each key that has a row.
 
-        Values are null where it has none. `newest` are rows as the method of that name gives them, with their values,
-        and newer than any other.
+        `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` are rows as returned by
+        the method `newest`, with their values, that are newer than all others.
         """
         blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
@@ -85,11 +83,11 @@ class TableSide:
         return values.select(list(names)), present
 
     def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
-        """The rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) lies from `low` to `high`.
+        """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
-        With a `share`, those of its keys alone. They have `_hash`, the key columns, with `values` these too, `_seq`,
-        `_op`, and `_expires_at`, which is null where the SST has none. Of an SST that this machine does not have, and
-        not all of which is asked for, only the pages are read in which such rows can be. Raises as `look_up`.
+        With a `share`, only rows of its keys. The columns are `_hash`, the key columns, the value columns if `values`,
+        `_seq`, `_op`, and `_expires_at`, null if the SST has none. For an SST that is not in the local cache, only
+        pages that can hold such rows are read, unless all of its rows match.
         """
         schema = self.no_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
@@ -97,7 +95,7 @@ class TableSide:
         def pages(ranged: RangedSst) -> Sequence[Part]:
             return ranged.having(column, low, high)
 
-        found = [schema.empty_table()]
+        parts = [schema.empty_table()]
         for block in _blocks(self.store, self.cache, sst, self.table, Reads(), pages, whole=whole):
             own = block.stored.schema.names
             if column in own:
@@ -109,28 +107,28 @@ class TableSide:
                 columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:
                     columns.append(pa.nulls(len(columns[0]), pa.int64()))
-                found.append(pa.table(columns, schema=schema))
-        return pa.concat_tables(found)
+                parts.append(pa.table(columns, schema=schema))
+        return pa.concat_tables(parts)
 
     def _in_share(self, block: Block, share: KeyShare) -> npt.NDArray[np.bool_]:
-        """Which rows of a block have a key of a share."""
+        """Flag the rows of a block whose key is in a share."""
         if share.columns == tuple(self.key):
             return share.of_hashes(block.hashes)
         return share.of_rows(block.rows(share.columns))
 
     def newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
-        """Of each key the newest of its rows in these SSTs with a `_seq` from `low` to `high`, by hash and key.
+        """Return the newest row of each key in these SSTs with a `_seq` from `low` to `high`, ordered by hash and key.
 
-        With the columns and errors of `stored`.
+        Columns and errors are those of `stored`.
         """
         newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
-        found = (self.stored(sst, SEQ, low, high, values=values) for sst in newest_first)
-        rows = pa.concat_tables([self.no_rows(values=values), *found])
+        parts = (self.stored(sst, SEQ, low, high, values=values) for sst in newest_first)
+        rows = pa.concat_tables([self.no_rows(values=values), *parts])
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(self.key))
         return rows.take(pa.array(order[~repeats]))
 
     def hidden(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which of these stored rows are tombstones, or have expired."""
+        """Flag the stored rows that are tombstones or have expired."""
         tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired(rows, self.clock_ms)
         return tombstones if gone is None else tombstones | gone
 
@@ -145,7 +143,7 @@ def _blocks(
     *,
     whole: bool,
 ) -> Iterable[Block]:
-    """The rows of an SST: all where this machine has it, or may have it to read it `whole`; else those of `pages`."""
+    """Return the rows of an SST: all if it is in the local cache or to be read `whole`, else those of `pages`."""
     mapped = cache.peek(sst, table)
     if mapped is None and whole:
         mapped = cache.bring(store, sst, table, reads)
@@ -156,82 +154,82 @@ def _blocks(
 
 
 def identity(sst: Sst) -> tuple[str, str]:
-    """Equal for SSTs that hold the same rows: the same object, whatever root it lies under and at whatever level."""
+    """Return a value that is equal for SSTs with the same rows: the same object, under any root and at any level."""
     return sst.object, sst.checksum
 
 
 def distinct(keys: pa.Table) -> pa.Table:
-    """Each key once, in the order in which they come first: `_hash` and key columns."""
+    """Return each key once, in order of first occurrence: `_hash` and key columns."""
     order, repeats = sort_keys(keys.column(HASH).to_numpy(), keys.drop_columns([HASH]))
     return keys.take(pa.array(np.sort(order[~repeats])))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row of a key, as it was written."""
+    """Stored row of a key."""
 
     seq: int
-    """`_seq`: which version wrote it."""
+    """`_seq`: the version that wrote the row."""
     values: dict[str, object] | None
-    """The visible value columns; None for a tombstone."""
+    """Visible values by column; None for a tombstone."""
     expires_ms: int | None
-    """When it expires, milliseconds since 1970 UTC; None for never."""
+    """Expiry time, milliseconds since 1970 UTC; None for never."""
     replaced: int | None
-    """`_seq` of the row of the key that was stored when this one was made; 0 for none, None where nobody knows."""
+    """`_seq` of the row of the key that this one replaced; 0 if there was none, None if unknown."""
 
 
 class StoredKey:
-    """Finds one key in the SSTs of any version: its newest stored row, tombstone or expired though it may be.
+    """Look-up of one key in the SSTs of any version. Tombstones and expired rows are returned as well.
 
-    `key` has the key columns, normalised: one row; `hashed` is its `_hash`.
+    `key` has the key columns, normalised: one row. `hashed` is the `_hash` of the key.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int) -> None:
         self.key = key
         self.reads = Reads()
-        """What looking took, manifests aside."""
+        """Requests and bytes read, manifests not counted."""
         self._store, self._cache = store, cache
         self._hashes = np.array([hashed], np.int64)
-        # By the columns that the table had, too.
+        # By object, checksum and schema number, as a row is decoded by the table's columns.
         self._found: dict[tuple[str, str, int], StoredRow | None] = {}
 
     def ssts(self, manifest: Manifest) -> tuple[Sst, ...]:
-        """The SSTs of a version whose range of hashes has the key's."""
+        """Return the SSTs of a version whose hash range includes the key."""
         hashed = int(self._hashes[0])
         return overlapping(manifest.ssts, hashed, hashed)
 
     def newest(self, manifest: Manifest) -> StoredRow | None:
-        """The row that decides what a version shows of the key; None when it stores none."""
+        """Return the stored row that decides what a version shows of the key; None if no row is stored."""
         if manifest.table is None:
             return None
         return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
 
     def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
-        """The row with this `_seq`, read as one of the table, where it is the newest one in its SST at that version.
+        """Return the row with this `_seq`, decoded as a row of `table`, if it is the newest of the key in its SST.
 
-        Of the SSTs of a version that may have the key one at most has rows of that time. Raises as `newest`.
+        At most one SST of a version that may hold the key has rows with this `_seq`.
         """
-        of_its_time = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
-        row = self._first(of_its_time, table, filtered=False)
+        candidates = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
+        row = self._first(candidates, table, filtered=False)
         return row if row is not None and row.seq == seq else None
 
     def _first(self, ssts: Iterable[Sst], table: Table, *, filtered: bool = True) -> StoredRow | None:
-        """The key's row in the first of these SSTs that has one; a filter only says that it may be there."""
+        """Return the key's row in the first of these SSTs that has one. With `filtered`, filters are consulted."""
 
         def pages(sst: RangedSst) -> Sequence[Part]:
             return sst.find(self._hashes, filtered=filtered)[1]
 
-        # By ranges: the footer, the page index with the filter, and a page of each column, of which four are our own.
-        # In time, each of these requests is worth `SMALL_BYTES`.
+        # Range reads: the footer, the page index with the filter, and a page per column, four of them internal. Each
+        # request takes as long as reading `SMALL_BYTES`.
         by_ranges = (2 + len(table.columns) + 4) * SMALL_BYTES
         for sst in ssts:
-            place = (*identity(sst), table.schema)
-            if place not in self._found:
+            cache_key = (*identity(sst), table.schema)
+            if cache_key not in self._found:
                 whole = sst.bytes <= by_ranges
                 blocks = _blocks(self._store, self._cache, sst, table, self.reads, pages, whole=whole)
                 rows = (self._in_block(block, table) for block in blocks)
-                self._found[place] = next((row for row in rows if row is not None), None)
-            if (row := self._found[place]) is not None:
+                self._found[cache_key] = next((row for row in rows if row is not None), None)
+            if (row := self._found[cache_key]) is not None:
                 return row
         return None
 
@@ -243,13 +241,13 @@ class StoredKey:
         # Different keys may share a hash.
         rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, PREV, *expiry], low, high - low)])
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
-        # Its columns may have been called otherwise.
-        theirs = rows.select(key).rename_columns(self.key.column_names)
-        for row_number in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
+        # The key columns may have been renamed since.
+        stored_keys = rows.select(key).rename_columns(self.key.column_names)
+        for row_number in np.flatnonzero(same_keys(keys, stored_keys, self.key.column_names)).tolist():
             row = rows.slice(row_number, 1)
             seq, deleted = row.column(SEQ)[0].as_py(), row.column(OP)[0].as_py() == TOMBSTONE
             expires_ms = row.column(EXPIRES)[0].as_py() if expiry else None
-            # A table may have no columns beside its key; then these have no rows either.
+            # `python_rows` returns no rows for a table without value columns.
             (visible,) = python_rows(row.select(shown)) or ({},)
             return StoredRow(seq, None if deleted else visible, expires_ms, row.column(PREV)[0].as_py())
         return None

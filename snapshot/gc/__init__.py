@@ -1,1 +1,1 @@
-"""Garbage collection: retention, what is reachable and why, and collecting the rest."""
+"""Garbage collection: retention rules, reachable versions and the reasons for them, and deletion of everything else."""

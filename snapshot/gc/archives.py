@@ -1,7 +1,7 @@
-"""What a collection removes of input archives: records read longer ago than retention keeps, and unnamed objects.
+"""Garbage collection of input archives: records older than their retention, and objects that no index names.
 
-Records go object by object, so some stay a little longer. What an index replaced stays for the margin, as somebody may
-be reading by that index.
+Records are deleted object by object, so some are kept a little longer. Replaced indexes are kept for the margin, since
+a reader may still be using them.
 """
 
 from collections.abc import Iterable
@@ -20,17 +20,17 @@ from .retention import Retention
 
 @dataclass(frozen=True, slots=True)
 class ArchiveCollected:
-    """What went of the archive of a topic, and what stays."""
+    """Deleted and kept records of one topic's archive."""
 
     topic: str
     life: int
-    """Which topic of that name: more than 1 where one was deleted and made anew."""
+    """Number of the topic of that name: more than 1 if the topic was deleted and recreated."""
     records: int
-    """That retention let go."""
+    """Number of records past their retention."""
     objects: int
-    """With records that went, those that nothing names any more, and indexes."""
+    """Number of deleted objects: with records past their retention, unnamed ones, and indexes."""
     bytes: int
-    """Of these."""
+    """Size of the deleted objects."""
     kept_records: int
     kept_objects: int
     kept_bytes: int
@@ -38,24 +38,26 @@ class ArchiveCollected:
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlan:
-    """What is to be collected of one archive."""
+    """Planned collection of one archive."""
 
     head: ArchiveIndex
     before_ms: int
-    """What was read before that time goes; 0 for nothing."""
+    """Records read before this time are deleted; 0 for none."""
     then: ArchiveIndex
-    """As it is then."""
+    """Index after the collection."""
 
     @property
     def goes(self) -> frozenset[str]:
-        """The objects that retention lets go."""
-        return frozenset({each.object for each in self.head.objects} - {each.object for each in self.then.objects})
+        """Objects past their retention."""
+        return frozenset(
+            {archived.object for archived in self.head.objects} - {archived.object for archived in self.then.objects}
+        )
 
 
 def plan_archives(
     store: ObjectStore, app: str, retention: Retention, now_ms: int, damaged: dict[str, Corruption]
 ) -> tuple[ArchivePlan, ...]:
-    """What there is to collect, by storage's clock. Of an archive with a `damaged` index nothing is."""
+    """Return the planned collection of each archive, by storage's clock; none for archives with a `damaged` index."""
     plans = []
     for head in index.all_of(store, app, damaged):
         keep_ms = retention.input_of(head.topic)
@@ -67,33 +69,44 @@ def plan_archives(
 def collect_archive(
     store: ObjectStore, plan: ArchivePlan, now_ms: int, margin_ms: int, *, by: str, dry_run: bool
 ) -> ArchiveCollected:
-    """Collect what is planned; what was appended or merged meanwhile stays. Raises as `index.change`."""
-    then = plan.then
+    """Delete the planned objects. Objects appended or merged since the plan are kept.
+
+    Raises `CommitConflict` (other processes keep changing the index) and `Corruption` (the index is damaged).
+    """
+    remaining_index = plan.then
     if plan.goes and not dry_run:
-        then = index.change(store, plan.head, index.thinned(plan.before_ms), by=by, now_ms=instants.now_ms())
-    indexes, objects = _listed(store, plan.head)
+        remaining_index = index.change(store, plan.head, index.thinned(plan.before_ms), by=by, now_ms=instants.now_ms())
+    indexes, objects = _list_archive(store, plan.head)
     old = [info for info in index.replaced(indexes, margin_ms) if info.modified_ms <= now_ms - margin_ms]
-    kept = [info for info in indexes if info not in old]
-    oldest = next(INDEXES.read(store, kept[:1], plan.head.prefix), then)
-    named = {each.object for one in (oldest, then) for each in one.objects} - (plan.goes - _named(then))
+    newer_indexes = [info for info in indexes if info not in old]
+    oldest = next(INDEXES.read(store, newer_indexes[:1], plan.head.prefix), remaining_index)
+    named = {archived.object for archive in (oldest, remaining_index) for archived in archive.objects} - (
+        plan.goes - _named_objects(remaining_index)
+    )
     unnamed = [info for info in objects if info.key not in named and info.modified_ms <= now_ms - margin_ms]
     goes = [*unnamed, *old]
     if not dry_run:
-        # An index that is left never names more than what is there.
+        # Indexes first, so that a remaining index never names a deleted object.
         do_all(lambda info: store.delete(info.key), old)
         do_all(lambda info: store.delete(info.key), unnamed)
-    records = sum(each.rows for each in plan.head.objects if each.object in plan.goes)
+    records = sum(archived.rows for archived in plan.head.objects if archived.object in plan.goes)
     return ArchiveCollected(
-        then.topic, then.life, records, len(goes), _bytes(goes), then.rows, len(then.objects), then.bytes
+        remaining_index.topic,
+        remaining_index.life,
+        records,
+        len(goes),
+        _bytes(goes),
+        remaining_index.rows,
+        len(remaining_index.objects),
+        remaining_index.bytes,
     )
 
 
-def _named(archive: ArchiveIndex) -> frozenset[str]:
-    return frozenset(each.object for each in archive.objects)
+def _named_objects(archive: ArchiveIndex) -> frozenset[str]:
+    return frozenset(archived.object for archived in archive.objects)
 
 
-def _listed(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
-    """The archive's indexes, and its objects."""
+def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
     objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
 
@@ -103,10 +116,10 @@ def _bytes(infos: Iterable[ObjectInfo]) -> int:
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:
-    """Why an object of an archive is kept, in words; empty where the newest index does not name it."""
+    """Return the sentence why an object of an archive is kept; empty if the newest index does not name it."""
     for head in index.all_of(store, app):
-        if key in _named(head):
-            return f"the input archive of {head.topic} has it: kept for as long as [retention] says (input)"
+        if key in _named_objects(head):
+            return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"
         if key.startswith(keys.archive_indexes(head.prefix)):
-            return f"it is an index of the input archive of {head.topic}: the newest stays, others for an hour"
+            return f"it is an index of the input archive of {head.topic}: the newest is kept, older ones for an hour"
     return ""

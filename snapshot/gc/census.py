@@ -1,7 +1,7 @@
-"""Every kind of object in an app's folder: where it lies, who names it, and what each verb does with it.
+"""All kinds of objects in an app's folder: key, naming object, and how each command treats them.
 
-Verbs go by these rows. A new kind of object is a row here; `tests/snapshot/gc/test_census.py` holds each verb to
-what the rows say.
+Commands follow these rows. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks every command
+against the rows.
 """
 
 import re
@@ -14,32 +14,32 @@ from ...store.versions.keys import note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
-    """One kind of object. A verb with an empty word leaves such objects alone."""
+    """One kind of object. A command with an empty word ignores such objects."""
 
     place: str
-    """Its key; `<word>` stands for one part of a name."""
+    """Key; `<word>` stands for one part of a name."""
     what: str
-    """A description; where `gc` is empty, also how long garbage collection keeps the object."""
+    """Description; if `gc` is empty, also how long garbage collection keeps the object."""
     named_by: str = ""
-    """The object that has its key; empty for objects that are found by their names."""
+    """Kind of object that names its key; empty for objects found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
-    """Which ones go: versions that nothing reaches, what nothing names, what a higher number took the place of."""
+    """Objects that are collected: unreachable versions, objects that no other object names, replaced lower numbers."""
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
-    """Put once more without a key; text without it; no key is forgotten while there is one."""
+    """`rewrites`: stored again without the key. `masks`: text is masked. `refuses`: `forget` fails while one exists."""
     replicate: Literal["", "rules", "versions", "along", "snapshots", "identity"] = ""
-    """When it is copied: before all versions, with these, beside them, with snapshots, at the end."""
+    """Step of the copy: before all versions, with versions, alongside them, with snapshots, or at the end."""
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
-    """When it goes: `last` the newest of each stage, `note` once all else has gone."""
+    """Step of the removal: `last` is the newest version of each stage; `note` follows all else."""
     verify: Literal["", "cut", "app", "read"] = ""
-    """Objects that are checked: those of the cut, or all. `read`: the verb is refused without it."""
+    """Objects that are checked: those of the cut, or all. `read`: verification fails without it."""
     export: Literal["", "document", "rows", "read"] = ""
-    """Place of its content in an export: `export.json`, or files of rows. `read`: export is refused without it."""
+    """Part of an export with its content: `export.json`, or files of rows. `read`: export fails without it."""
 
 
 _row = ObjectKind
 _A, _S, _N, _U = "<app>", "<stage>", "<number>", "<ulid>"
 
-# place, what it is, what names it; then the words of gc, forget, replicate, remove, verify, export
+# key, description, what names it; then the words of gc, forget, replicate, remove, verify, export
 MANIFEST = _row(
     note(keys.manifests(_A, _S), _N), "a version", "", "unreachable", "masks", "versions", "last", "cut", "document"
 )
@@ -134,12 +134,12 @@ _PLACES = re.compile(
 
 
 def kind_of(key: str) -> ObjectKind | None:
-    """The kind of an object, by its key; None for one that slackwater does not write."""
+    """Return the kind of an object, by its key; None if slackwater writes no such key."""
     match = _PLACES.fullmatch(key)
     return KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
 def beside_versions(app: str) -> tuple[str, ...]:
-    """Prefixes of the objects that are copied `along`, each once; of a kind with one object, its key."""
-    places = (kind.place.replace(_A, app).partition("<")[0] for kind in KINDS if kind.replicate == "along")
-    return tuple(dict.fromkeys(places))
+    """Return the prefixes of objects that are copied `along`, each once; for a kind with one object, its key."""
+    prefixes = (kind.place.replace(_A, app).partition("<")[0] for kind in KINDS if kind.replicate == "along")
+    return tuple(dict.fromkeys(prefixes))

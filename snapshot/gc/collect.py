@@ -1,16 +1,16 @@
-"""Garbage collection of one app: versions that retention lets go, the SSTs that only they named, and orphans.
+"""Garbage collection of one app: versions past their retention, SSTs that only those named, and orphans.
 
-The order makes it safe beside a running app, beside everything people do to it, and to be killed anywhere:
+The order of steps makes it safe next to a running app and any command, and safe to be killed at any point:
 
-1. Take an `inventory`, and decide what stays (`reachable`). All manifests that stay are read: one that is missing or
-   not readable ends the collection before anything is written.
-2. Propose a boundary, look for snapshots once more, and make it final (`store.versions.horizon` says why twice). Who
-   pins a cut checks the boundary after that (`take.snapshots`); who commits checks it when it was away for long.
-3. Delete collectable manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
+1. Take an `inventory` and compute what is `reachable`. All manifests to keep are read. If one is missing or unreadable,
+   the collection ends before anything is written.
+2. Propose a boundary, list snapshots once more, and make the boundary final (`store.versions.horizon` explains the two
+   phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`); a committer checks it after a pause.
+3. Delete collectable manifests, then SSTs that no kept manifest names, so that no manifest names a deleted SST.
 
-A runner only adds versions above the heads that were seen, made of SSTs that the head names or that are younger than
-its last commit: nothing of that is touched. What a killed collection leaves, the next one finds by listing. Of two at
-the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
+A runner only adds versions above the listed heads, from SSTs that the head names or that are younger than its last
+commit. None of these are deleted. The next collection finds the leftovers of a killed one by listing. Of two
+concurrent collections, one fails to write its boundary; it has only deleted what an earlier final boundary released.
 """
 
 from collections.abc import Collection, Iterable
@@ -33,22 +33,25 @@ from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
 MARGIN_MS = MIN_AGE_MS
-"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
-(`store.compaction.merge`): with less, its first SST could go before a version names it."""
+"""Default age at which unnamed objects are deleted, by storage's clock.
+
+Twice the longest duration of a merge (`store.compaction.merge`). With less, the first SST of a merge could be deleted
+before a version names it.
+"""
 
 _SILENT_MS = 3_600_000
-"""A stage that has not committed for so long may be gone from the program."""
+"""A stage without a commit for this long may have been removed from the program."""
 
 _Infos = tuple[ObjectInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StageCollected:
-    """What went of one stage, with the bytes of its manifests and SSTs, and what stays, with those of its SSTs."""
+    """Deleted and kept versions and SSTs of one stage. `bytes` counts manifests and SSTs, `kept_bytes` only SSTs."""
 
     stage: str
     first: int
-    """The version from which on its history is whole."""
+    """First version of the gapless history."""
     head: int
     versions: int
     ssts: int
@@ -57,113 +60,118 @@ class StageCollected:
     kept_ssts: int
     kept_bytes: int
     waiting_ssts: int
-    """Of the SSTs that stay, those that nothing names, and that may yet be named."""
+    """Number of kept SSTs that no version names yet."""
     rules: dict[str, int]
-    """Versions that stay by rule, each counted once."""
+    """Number of kept versions by rule, each version counted once."""
     held_up_by: tuple[str, ...] = ()
-    """Stages that have not read some of these versions, and have committed nothing for an hour or more."""
+    """Stages that have not read some of these versions and have not committed for an hour or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection took, or would take."""
+    """Objects that a collection deleted, or would delete in a dry run."""
 
     app: str
     dry_run: bool
     retention: Retention
     stages: tuple[StageCollected, ...]
     records: int
-    """Objects of records in flight that belonged to no snapshot."""
+    """Number of objects with in-flight records that belonged to no snapshot."""
     record_bytes: int
     leftovers: int
-    """Writes that had broken off."""
+    """Number of interrupted writes."""
     absent: tuple[Absent, ...] = ()
-    """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
+    """Versions that snapshots pin but that do not exist. The other versions of these snapshots are kept."""
     archives: tuple[ArchiveCollected, ...] = ()
-    """What went of the input archives, a topic each."""
+    """Collected input archives, one per topic."""
     damaged: tuple[str, ...] = ()
-    """A sentence for each input archive of which nothing was collected, as its index cannot be read."""
+    """One sentence for each input archive that was skipped because its index cannot be read."""
 
     @property
     def archived_records(self) -> int:
-        """Of input archives, that went; their objects follow after the margin."""
-        return sum(each.records for each in self.archives)
+        """Number of deleted records of input archives. Their objects are deleted after the margin."""
+        return sum(archive.records for archive in self.archives)
 
     @property
     def objects(self) -> int:
-        """All objects that went."""
-        archived = sum(each.objects for each in self.archives)
-        return sum(each.versions + each.ssts for each in self.stages) + self.records + archived
+        """Number of deleted objects."""
+        archived = sum(archive.objects for archive in self.archives)
+        return sum(stage.versions + stage.ssts for stage in self.stages) + self.records + archived
 
     @property
     def bytes(self) -> int:
-        """Bytes of all objects that went."""
-        archived = sum(each.bytes for each in self.archives)
-        return sum(each.bytes for each in self.stages) + self.record_bytes + archived
+        """Size of all deleted objects."""
+        archived = sum(archive.bytes for archive in self.archives)
+        return sum(stage.bytes for stage in self.stages) + self.record_bytes + archived
 
 
 def collect(
     store: ObjectStore, app: str, retention: Retention, *, by: str, dry_run: bool = False, margin_ms: int = MARGIN_MS
 ) -> Collected:
-    """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
+    """Delete all unreachable objects. Idempotent, and safe to run at any time, also after one was killed.
 
-    Reads every manifest that stays. Ages count from storage's clock, or from this machine's in a dry run, which writes
-    and deletes nothing. Objects that nothing names stay for `margin_ms`: beside an app that runs, `MARGIN_MS` or more.
-    What went is noted in the app's log of operations.
+    Reads every manifest to keep. Ages count from storage's clock; a dry run, which writes and deletes nothing, uses
+    this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next to a running app. The
+    app's log of operations gets an entry.
 
-    Raises `NotFound` where there is no such app, `Corruption` where a manifest that should be there is missing or not
-    readable, with nothing deleted, `Refused` where another collection of the
-    app went on at the same time, or keys are being forgotten, and `Unavailable`: the next collection goes on where this
-    one ended.
+    Raises `NotFound` (no such app), `Corruption` (a manifest is missing or unreadable; nothing was deleted), `Refused`
+    (another collection or a forget is running) and `Unavailable` (the next collection continues from there).
     """
     if not dry_run:
         check_exclusion(store, app, Intent.COLLECT)
-    seen = take_inventory(store, app, dry_run=dry_run)
+    inventory = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
-    planned = plan_archives(store, app, retention, seen.known.now_ms, damaged)
+    planned = plan_archives(store, app, retention, inventory.state.now_ms, damaged)
     names: set[str] = set()
     try:
-        plan = reachable(seen.known, retention, seen.read)
-        _read_names(seen, names, plan)
+        plan = reachable(inventory.state, retention, inventory.read)
+        _read_names(inventory, names, plan)
         if not dry_run:
-            plan = _fix(seen, names, plan, retention, by)
+            plan = _finalise(inventory, names, plan, retention, by)
     except Corruption:
-        finals = [each for each in horizon.all_of(store, app) if each.final]
-        if finals and finals[-1] != seen.known.last:
-            # What another collection took that has become final since the inventory is not missing.
+        finals = [boundary for boundary in horizon.all_of(store, app) if boundary.final]
+        if finals and finals[-1] != inventory.state.last:
+            # Another collection has made a boundary final since the inventory, so the version is not missing.
             raise horizon.overtaken(app) from None
         raise
-    goes: dict[str, tuple[_Infos, _Infos]] = {}
-    for stage, infos in seen.ssts.items():
+    deleted: dict[str, tuple[_Infos, _Infos]] = {}
+    for stage, infos in inventory.ssts.items():
         stays = set(plan.versions(stage)) if stage in plan.wholes else set()
-        head = seen.known.stages[stage].head.version if stage in plan.wholes else 0
-        listed = seen.manifests.get(stage, {}).items()
+        head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
+        listed = inventory.manifests.get(stage, {}).items()
         versions = tuple(info for version, info in listed if version <= head and version not in stays)
-        before_ms = last_commit_ms(seen, stage) - margin_ms
-        goes[stage] = versions, tuple(i for i in infos if i.key not in names and i.modified_ms <= before_ms)
-    records = tuple(unnamed_records(seen, margin_ms))
-    old_ms = seen.known.now_ms - margin_ms
+        orphan_ms = last_commit_ms(inventory, stage) - margin_ms
+        deleted[stage] = (
+            versions,
+            tuple(info for info in infos if info.key not in names and info.modified_ms <= orphan_ms),
+        )
+    records = tuple(unnamed_records(inventory, margin_ms))
+    old_ms = inventory.state.now_ms - margin_ms
     leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
-    writes = tuple(each for each in leftovers if each.begun_ms <= old_ms)
+    writes = tuple(write for write in leftovers if write.begun_ms <= old_ms)
     if not dry_run:
-        # In this order, and those of one kind in any.
-        for of_kind in (*zip(*goes.values(), strict=True), (records,)):
+        # Manifests before the SSTs that they name.
+        for of_kind in (*zip(*deleted.values(), strict=True), (records,)):
             do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, Leftovers):
             do_all(store.discard, writes)
         forgotten.sweep(store, app, old_ms)
     archives = []
-    for each in planned:
+    for archive_plan in planned:
         try:
-            archives.append(collect_archive(store, each, seen.known.now_ms, margin_ms, by=by, dry_run=dry_run))
+            archives.append(
+                collect_archive(store, archive_plan, inventory.state.now_ms, margin_ms, by=by, dry_run=dry_run)
+            )
         except Corruption as error:
             damaged[error.object_key] = error
-    stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
+    stages = tuple(
+        _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.state.stages)
+    )
     counts = len(records), _bytes(records), len(writes)
-    not_read = tuple(f"{each.message}; {each.hint}" for each in damaged.values())
+    not_read = tuple(f"{error.message}; {error.hint}" for error in damaged.values())
     done = Collected(app, dry_run, retention, stages, *counts, plan.absent, tuple(archives), not_read)
     if not dry_run:
-        count = sum(each.versions for each in stages)
+        count = sum(stage.versions for stage in stages)
         detail = f"{count} versions, {done.objects - count} other objects"
         detail += f", {done.archived_records} archived records" if done.archived_records else ""
         record(store, app, "gc", detail, by)
@@ -171,51 +179,51 @@ def collect(
     return done
 
 
-def _read_names(seen: Inventory, names: set[str], plan: Reachable, known: Reachable | None = None) -> None:
-    """Add the SSTs that the versions of a plan name; those that stay in `known`, too, were read for that."""
+def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
+    """Add the SSTs that the versions of a plan name. Versions of the plan `previous` were already read."""
     for stage in plan.wholes:
-        done = set(known.versions(stage)) if known is not None else set()
-        for _, found in named(seen, stage, (version for version in plan.versions(stage) if version not in done)):
-            names.update(found)
+        done = set(previous.versions(stage)) if previous is not None else set()
+        for _, objects in named(inventory, stage, (version for version in plan.versions(stage) if version not in done)):
+            names.update(objects)
 
 
-def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
-    """Make a plan final; returns it with what was pinned meanwhile."""
-    store, app, last = seen.store, seen.app, seen.known.last
-    number = max((each.number for each in seen.boundaries), default=0) + 1
+def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
+    """Make a plan's boundary final, and return the plan extended by what was pinned meanwhile."""
+    store, app, last = inventory.store, inventory.app, inventory.state.last
+    number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
-    # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
-    settled = not seen.boundaries or seen.boundaries[-1].final
+    # A proposal of a killed collection hides versions that it did not delete: replace it.
+    settled = not inventory.boundaries or inventory.boundaries[-1].final
     if settled and (proposal.first, proposal.kept, proposal.moments) == (last.first, last.kept, last.moments):
         return plan
     horizon.propose(store, app, proposal)
     try:
-        final = reachable(seen.with_later_snapshots(), retention, seen.read)
-        _read_names(seen, names, final, plan)
+        final = reachable(inventory.with_later_snapshots(), retention, inventory.read)
+        _read_names(inventory, names, final, plan)
     except SlackwaterError:
-        # Nothing is given up by it, and nobody shall find less because of it.
+        # A proposal deletes nothing, but hides versions from readers.
         horizon.BOUNDARIES.remove(store, number, app)
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final
 
 
-def _counted(
-    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, versions: _Infos, ssts: _Infos
+def _count_stage(
+    inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, versions: _Infos, ssts: _Infos
 ) -> StageCollected:
-    gone = {info.key for info in ssts}
-    stay = [info for info in seen.ssts[stage] if info.key not in gone]
+    deleted = {info.key for info in ssts}
+    kept = [info for info in inventory.ssts[stage] if info.key not in deleted]
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
-        head=seen.known.stages[stage].head.version,
+        head=inventory.state.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
         bytes=_bytes((*versions, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
-        kept_ssts=len(stay),
-        kept_bytes=_bytes(stay),
-        waiting_ssts=sum(1 for info in stay if info.key not in names),
+        kept_ssts=len(kept),
+        kept_bytes=_bytes(kept),
+        waiting_ssts=sum(1 for info in kept if info.key not in names),
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
@@ -225,80 +233,81 @@ def _bytes(infos: Iterable[ObjectInfo]) -> int:
     return sum(info.size_bytes for info in infos)
 
 
-_THINNED = {"hourly": "of moments that retention keeps hourly", "daily": "of moments that retention keeps daily"}
-"""There may be hundreds of them."""
+_THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
+"""Reasons that are shortened, since there may be hundreds of such moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is to become of one object."""
+    """Decision of a collection about one object, with the reasons."""
 
     object: str
     kept: bool
     reasons: tuple[str, ...]
-    """Why it is kept, or why not; at least one."""
+    """Reasons for keeping or deleting the object; at least one."""
 
 
 def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, margin_ms: int = MARGIN_MS) -> Explanation:
-    """Why a collection with these rules would keep an object, or not. Changes nothing.
+    """Explain why a collection with these rules would keep an object or delete it. Read-only.
 
-    The object's key is that under the store root; the root before it, or the app's name left out, do no harm. Objects
-    that nothing names stay for `margin_ms`. Ages count from this machine's clock.
+    `key` is the key under the store root, with or without the root or the app's name. Objects that nothing names are
+    kept for `margin_ms`. Ages count from this machine's clock.
 
-    Raises `NotFound` where there is no such app or object, and `Corruption` where a manifest that should be there is
-    missing or not readable.
+    Raises `NotFound` (no such app or object) and `Corruption` (a manifest is missing or unreadable).
     """
-    seen = take_inventory(store, app, dry_run=True)
-    said = key.removeprefix(f"{store.url}/")
-    key = said if said.startswith(f"{app}/") else f"{app}/{said}"
+    inventory = take_inventory(store, app, dry_run=True)
+    given_key = key.removeprefix(f"{store.url}/")
+    key = given_key if given_key.startswith(f"{app}/") else f"{app}/{given_key}"
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
-        raise NotFound(f"object of app {app!r}", said, found=where, hint="give its whole key")
-    plan = reachable(seen.known, retention, seen.read)
-    for stage, ssts in seen.ssts.items():
+        raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
+    plan = reachable(inventory.state, retention, inventory.read)
+    for stage, ssts in inventory.ssts.items():
         for info in ssts:
             if info.key == key:
-                return _sst(seen, plan, stage, info, margin_ms)
-        for version, info in seen.manifests.get(stage, {}).items():
+                return _explain_sst(inventory, plan, stage, info, margin_ms)
+        for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
-                if version > plan.known.stages[stage].head.version:
-                    return Explanation(key, True, ("it is newer than the head that was found here",))
-                why = tuple(reason.detail for reason in plan.why(stage, version))
-                return Explanation(key, bool(why), why or ("no rule of retention, no snapshot and no stage needs it",))
+                if version > plan.state.stages[stage].head.version:
+                    return Explanation(key, True, ("it is newer than the newest version when this was listed",))
+                reasons = tuple(reason.detail for reason in plan.why(stage, version))
+                return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))
     kind = census.kind_of(key)
     if kind is census.IN_FLIGHT:
         users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
         if users:
             return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
-        kept = all(info.key != key for info in unnamed_records(seen, margin_ms))
-        no = "no snapshot names it, and none of its name is under way"
-        yes = "no snapshot names it yet, but one of its name is under way, or was just now"
-        return Explanation(key, kept, (yes if kept else no,))
+        is_waiting = all(info.key != key for info in unnamed_records(inventory, margin_ms))
+        no = "no snapshot names it, and no snapshot of this name is in progress"
+        yes = "no snapshot names it yet, but a snapshot of this name is in progress, or was just now"
+        return Explanation(key, is_waiting, (yes if is_waiting else no,))
     if kind in (census.ARCHIVED, census.ARCHIVE_INDEX):
-        if in_archive := why_archived(store, app, key):
-            return Explanation(key, True, (in_archive,))
-        return Explanation(key, False, ("no index of an input archive names it: it goes when it is an hour old",))
-    other = "it is no object that slackwater writes: collection leaves it alone"
+        if reason := why_archived(store, app, key):
+            return Explanation(key, True, (reason,))
+        return Explanation(key, False, ("no index of an input archive names it: it is deleted when it is an hour old",))
+    other = "slackwater does not write such objects: garbage collection ignores it"
     return Explanation(key, True, (kind.what if kind is not None else other,))
 
 
-def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
-    naming: dict[str, list[int]] = {}
+def _explain_sst(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
+    versions_by_reason: dict[str, list[int]] = {}
     if stage in plan.wholes:
-        for version, names in named(seen, stage, plan.versions(stage)):
+        for version, names in named(inventory, stage, plan.versions(stage)):
             if info.key in names:
                 for reason in plan.why(stage, version):
-                    naming.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
-    if naming:
+                    versions_by_reason.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
+    if versions_by_reason:
         reasons = []
-        for why, found in naming.items():
-            several = f"v{found[0]} to v{found[-1]}"
-            if found[-1] - found[0] + 1 != len(found):
-                several += f" ({len(found)} of them)"
-            reasons.append(f"{stage}@{f'v{found[0]} names' if len(found) == 1 else f'{several} name'} it: {why}")
+        for detail, versions in versions_by_reason.items():
+            span = f"v{versions[0]} to v{versions[-1]}"
+            if versions[-1] - versions[0] + 1 != len(versions):
+                span += f" ({len(versions)} of them)"
+            reasons.append(f"{stage}@{f'v{versions[0]} names' if len(versions) == 1 else f'{span} name'} it: {detail}")
         return Explanation(info.key, True, tuple(reasons))
-    if info.modified_ms <= last_commit_ms(seen, stage) - margin_ms:
-        why = f"no version that stays names it, and {stage} has committed without it since"
-        return Explanation(info.key, False, (why,))
-    why = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
-    return Explanation(info.key, True, (why,))
+    if info.modified_ms <= last_commit_ms(inventory, stage) - margin_ms:
+        detail = f"no kept version names it, and {stage} has committed without it since"
+        return Explanation(info.key, False, (detail,))
+    detail = (
+        f"no version names it yet, but the next batch of {stage} may: no batch was committed since, or only just now"
+    )
+    return Explanation(info.key, True, (detail,))

@@ -1,17 +1,17 @@
-"""Which versions of an app are reachable, and why: the one function that decides what garbage collection may take.
+"""Reachable versions of an app, and the reasons: the one function that decides what may be collected.
 
-Pure: what is known of the app goes in, with a function that reads a version; what must stay comes out, each with its
-reasons. Of every stage stays
+Pure: takes the state of the app and a function that reads a version, and returns the versions to keep with reasons.
+For every stage it keeps
 
-- a history without gaps up to the head: what retention keeps whole, what was written in the last hour, what a stage
-  downstream has not read yet, what is not published yet, and what an open request for a snapshot has recorded;
-- before that, single versions: those of snapshots (a clone's pin is one) and of the moments that a thinned history
+- a gapless history up to the head: versions that retention keeps, of the last hour, not yet read by a downstream stage,
+  not yet published, or recorded by an open request for a snapshot;
+- before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
-A retired stage has the same history, but holds up nobody else's: what it has not read, nobody will read.
+A retired stage has the same history, but does not hold up its senders, as it will never read their versions.
 
-With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
-through all channels, the versions that mark how far each was read: for records in flight, clones and lineage.
+A kept cut includes the versions that its channels need for in-flight records, clones and lineage: the sender's versions
+between the consumed and the sent ones, and, up through all channels, the versions up to which each was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,31 +26,30 @@ from ...store.versions.horizon import Boundary, KeptCut
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from .retention import Known, Retention
+from .retention import AppState, Retention
 
 Read = Callable[[str, int], Manifest]
-"""Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""
+"""Reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something stays."""
+    """Reason why a version is kept."""
 
     rule: str
-    """`head`, `retention`, `versions`, `hourly`, `daily`, `young`, `unread`, `unpublished`, `request`, `snapshot` or
-    `clone`."""
+    """head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
     detail: str
-    """The same as half a sentence."""
+    """The reason as a clause, for messages."""
     reader: str = ""
-    """For `unread`, the stage that has not read it; empty while none has begun to."""
+    """For `unread`, the stage that has not read it; empty if no stage reads the channel yet."""
 
 
-_EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+_EVERYTHING = Reason("retention", "no retention rule is set: everything is kept")
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A version that a snapshot pins and that is not there, though no collection took it."""
+    """A version that a snapshot pins and that is missing, although no collection deleted it."""
 
     snapshot: str
     stage: str
@@ -59,230 +58,252 @@ class Absent:
 
 @dataclass(slots=True)
 class Reachable:
-    """What must stay of an app."""
+    """Versions of an app that must be kept."""
 
-    known: Known
+    state: AppState
     wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
-    """By stage: versions from which on, up to the head, all stay, and why."""
+    """By stage: versions from which all are kept up to the head, each with its reason."""
     single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
-    """By stage and version: reasons to keep just this one, wherever it lies."""
+    """By stage and version: reasons to keep this one version."""
     moments: tuple[KeptCut, ...] = ()
-    """The cuts that stay before the whole history."""
+    """Kept cuts from before the gapless history."""
     absent: tuple[Absent, ...] = ()
-    """What snapshots pin that is not there. The other versions that they pin stay all the same."""
+    """Missing versions that snapshots pin. The other versions that these snapshots pin are kept."""
 
     def first(self, stage: str) -> int:
-        """The version from which on the stage's history stays whole."""
+        """Return the first version of the stage's gapless kept history."""
         return min(version for version, _ in self.wholes[stage])
 
     def why(self, stage: str, version: int) -> tuple[Reason, ...]:
-        """The reasons for which a version stays; none when it may go."""
-        if stage not in self.wholes or not self.known.exists(stage, version):
+        """Return the reasons why a version is kept; empty if it may be deleted."""
+        if stage not in self.wholes or not self.state.exists(stage, version):
             return ()
-        head = self.known.stages[stage].head.version
-        # Of the whole history, the rules that would keep this version by themselves.
-        found = [each for at, each in self.wholes[stage] if at <= version and (each.rule != "head" or version == head)]
-        return tuple(dict.fromkeys((*found, *self.single.get(stage, {}).get(version, ()))))
+        head = self.state.stages[stage].head.version
+        # Only rules that would keep this version by themselves.
+        reasons = [
+            reason
+            for start, reason in self.wholes[stage]
+            if start <= version and (reason.rule != "head" or version == head)
+        ]
+        return tuple(dict.fromkeys((*reasons, *self.single.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
-        """All versions of a stage that stay, ascending."""
+        """Yield all kept versions of a stage, ascending."""
         first = self.first(stage)
         yield from sorted(version for version in self.single.get(stage, {}) if version < first)
-        yield from range(first, self.known.stages[stage].head.version + 1)
+        yield from range(first, self.state.stages[stage].head.version + 1)
 
     def counts(self, stage: str) -> dict[str, int]:
-        """How many versions stay by rule, each counted under the first of its rules."""
-        found: dict[str, int] = {}
-        covered = self.known.stages[stage].head.version + 1
+        """Return the number of kept versions by rule, each counted under the first of its rules."""
+        counts: dict[str, int] = {}
+        covered = self.state.stages[stage].head.version + 1
         for start, reason in self.wholes[stage]:
             if start < covered:
-                found[reason.rule] = found.get(reason.rule, 0) + covered - start
+                counts[reason.rule] = counts.get(reason.rule, 0) + covered - start
                 covered = start
         for version, reasons in self.single.get(stage, {}).items():
             if version < covered:
-                found[reasons[0].rule] = found.get(reasons[0].rule, 0) + 1
-        return found
+                counts[reasons[0].rule] = counts.get(reasons[0].rule, 0) + 1
+        return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """The readers for which alone versions of a stage stay: they are behind, and committed nothing for so long."""
-        known = self.known.stages
-        others = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
-        names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < others}
+        """Return the readers that are the only reason to keep some versions, and silent for `silent_ms`."""
+        stages = self.state.stages
+        otherwise_kept = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
+        names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < otherwise_kept}
         return tuple(
             name
             for name in sorted(names)
-            # A migration may have taken the channel from a reader since, or given its sender another name.
-            if (at := consumed(known[name].head).get(stage)) is not None
-            and at < known[stage].head.version
-            and known[name].head.time_ms <= self.known.now_ms - silent_ms
+            # A migration may have removed the channel from a reader since, or renamed its sender.
+            if (read_version := consumed(stages[name].head).get(stage)) is not None
+            and read_version < stages[stage].head.version
+            and stages[name].head.time_ms <= self.state.now_ms - silent_ms
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
-        """What may exist from now on."""
-        first, kept = {}, {}
-        for stage, known in self.known.stages.items():
+        """Return the boundary: which versions may exist from now on."""
+        first, kept_single = {}, {}
+        for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
-            if start > known.first or stage in self.known.last.first:
+            if start > stage_state.first or stage in self.state.last.first:
                 first[stage] = start
-                kept[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
-        return Boundary(number, final, first, {stage: each for stage, each in kept.items() if each}, self.moments, by)
+                kept_single[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
+        return Boundary(
+            number,
+            final,
+            first,
+            {stage: versions for stage, versions in kept_single.items() if versions},
+            self.moments,
+            by,
+        )
 
 
-def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
-    """What must stay. `read` is asked only for versions that are part of the history.
-
-    Raises what `read` raises: a version that should be there and is not must end a collection.
-    """
-    found = Reachable(known)
-    _whole(found, retention, read)
-    kept = [moment for snapshot in known.snapshots for moment in _keep_pinned(found, snapshot, read)]
+def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
+    """Return what must be kept. Calls `read` only for versions of the history, and raises what `read` raises."""
+    plan = Reachable(state)
+    _find_whole_histories(plan, retention, read)
+    moments = [moment for snapshot in state.snapshots for moment in _keep_pinned(plan, snapshot, read)]
     if retention.keeps_everything:
-        kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
-    starts = {stage: found.first(stage) for stage in known.stages}
-    lost = [stage for stage, start in starts.items() if start > 1]
-    whole_ms = max((read(stage, starts[stage]).time_ms for stage in lost), default=0)
-    for time_ms, rule in retention.moments(known.now_ms, whole_ms):
-        versions = _cut(known, time_ms, read)
+        moments += [_keep_cut(plan, moment.stages, _EVERYTHING, read) for moment in state.last.moments]
+    starts = {stage: plan.first(stage) for stage in state.stages}
+    thinned = [stage for stage, start in starts.items() if start > 1]
+    whole_ms = max((read(stage, starts[stage]).time_ms for stage in thinned), default=0)
+    for time_ms, rule in retention.moments(state.now_ms, whole_ms):
+        versions = _cut_at(state, time_ms, read)
         if any(version < starts[stage] for stage, version in versions.items()):
-            shown = instants.iso(time_ms + 1, "minutes")
-            kept.append(_keep(found, versions, Reason(rule, f"the app as it was at {shown}, kept {rule}"), read))
-    before = (one for one in kept if any(version < starts[stage] for stage, version in one.stages.items()))
-    unique = {tuple(sorted(one.stages.items())): one for one in before}
-    lasting = (_lasting(known, one, read) for one in unique.values())
-    found.moments = tuple(sorted(lasting, key=lambda one: (one.time_ms, sorted(one.stages.items()))))
-    return found
+            time = instants.iso(time_ms + 1, "minutes")
+            moments.append(_keep_cut(plan, versions, Reason(rule, f"the app as it was at {time}, kept {rule}"), read))
+    early = (moment for moment in moments if any(version < starts[stage] for stage, version in moment.stages.items()))
+    unique = {tuple(sorted(moment.stages.items())): moment for moment in early}
+    lasting = (_with_end(state, moment, read) for moment in unique.values())
+    plan.moments = tuple(sorted(lasting, key=lambda moment: (moment.time_ms, sorted(moment.stages.items()))))
+    return plan
 
 
-def _whole(found: Reachable, retention: Retention, read: Read) -> None:
-    """From where on each stage's history stays whole; receivers first, because senders wait for them."""
-    stages = found.known.stages
-    heads = {stage: known.head for stage, known in stages.items()}
+def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> None:
+    """Add to the plan from which version each stage's history is kept. Receivers first, as they hold up senders."""
+    stages = plan.state.stages
+    heads = {stage: stage_state.head for stage, stage_state in stages.items()}
     needed: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
     for stage, head in heads.items():
-        needed[stage] += _needed_whole(found.known, stage, retention, read)
+        needed[stage] += _start_rules(plan.state, stage, retention, read)
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""
                 if sender in needed:
                     needed[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
-    # A head does not say what was read before a migration: who is found to be needed from earlier on comes again.
+    # A head does not say what was read before a migration, so a sender whose start moves back is queued again.
     waiting = [*reversed(order(heads))]
     for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
-        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in needed[receiver])
+        plan.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in needed[receiver])
         if heads[receiver].retired:
             continue
-        start = found.first(receiver)
+        start = plan.first(receiver)
         for source in read(receiver, start).inputs.values():
             if source.upstream in needed:
-                detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
+                detail = f"{receiver}@v{start} has read up to v{source.version} and continues from there"
                 needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
-                if source.upstream in found.wholes and at < found.first(source.upstream):
+                if source.upstream in plan.wholes and at < plan.first(source.upstream):
                     waiting.append(source.upstream)
 
 
-def _needed_whole(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
-    """From where on a stage's versions stay, whoever reads it, and why."""
-    there = known.stages[stage]
-    yield there.head.version, Reason("head", "it is the newest version of its stage")
+def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+    """Yield the versions from which a stage's history is kept regardless of its readers, each with its reason."""
+    stage_state = state.stages[stage]
+    yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:
-        yield there.first, _EVERYTHING
+        yield stage_state.first, _EVERYTHING
     if retention.all_ms is not None:
-        at = _at(known, stage, known.now_ms - retention.all_ms, read)
-        yield at.version if at else there.first, Reason("retention", "retention keeps all of this age")
+        oldest = _version_at(state, stage, state.now_ms - retention.all_ms, read)
+        yield (
+            oldest.version if oldest else stage_state.first,
+            Reason("retention", "retention keeps all versions of this age"),
+        )
     if retention.versions is not None:
-        start = there.head.version - retention.versions + 1
+        start = stage_state.head.version - retention.versions + 1
         yield start, Reason("versions", f"retention keeps the newest {retention.versions:,} versions")
-    if there.young <= there.head.version:
-        yield there.young, Reason("young", "it is less than an hour old")
-    reads = {name for each in known.stages.values() for name, at in each.head.inputs.items() if at.upstream == stage}
-    for name in sorted(there.head.outputs.keys() - reads) if not there.head.retired else ():
-        yield there.first, Reason("unread", f"no stage has begun to read the channel {name}")
-    for name, version in sorted(there.published.items()):
+    if stage_state.young <= stage_state.head.version:
+        yield stage_state.young, Reason("young", "it is less than an hour old")
+    reads = {
+        name
+        for other in state.stages.values()
+        for name, source in other.head.inputs.items()
+        if source.upstream == stage
+    }
+    for name in sorted(stage_state.head.outputs.keys() - reads) if not stage_state.head.retired else ():
+        yield stage_state.first, Reason("unread", f"no stage reads the channel {name} yet")
+    for name, version in sorted(stage_state.published.items()):
         yield version, Reason("unpublished", f"the sink {name} is published up to v{version}")
-    for version in there.head.recorded.values():
-        yield version, Reason("request", "a snapshot under way has recorded it")
+    for version in stage_state.head.recorded.values():
+        yield version, Reason("request", "a snapshot in progress has recorded it")
 
 
-def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
-    """The stage's version at a time, None when its whole history is later."""
-    there = known.stages[stage]
-    return history.newest_where(read, lambda _stage: there.first, there.head, lambda at: at.time_ms <= time_ms)
+def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manifest | None:
+    """Return the stage's version at a time, None if its whole history is later."""
+    stage_state = state.stages[stage]
+    return history.newest_where(
+        read, lambda _stage: stage_state.first, stage_state.head, lambda at: at.time_ms <= time_ms
+    )
 
 
-def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
-    """The consistent cut of a time, by version; from the moments that stay where the history is not whole any more."""
-    at = {stage: found for stage in known.stages if (found := _at(known, stage, time_ms, read)) is not None}
-    if not known.last.first.keys() <= at.keys():
-        moment = known.last.at(time_ms)
+def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
+    """Return the consistent cut at a time, by version; from the kept moments if the history is not gapless."""
+    at = {
+        stage: manifest for stage in state.stages if (manifest := _version_at(state, stage, time_ms, read)) is not None
+    }
+    if not state.last.first.keys() <= at.keys():
+        moment = state.last.at(time_ms)
         return dict(moment.stages) if moment else {}
     at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
 
 
-def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
-    """Keep what a snapshot pins; gives its moment, if all of it is there."""
-    known = found.known
-    if not all(known.last.allows(stage, version) for stage, version in snapshot.stages.items()):
-        return  # it pins what was collected, or was to be, before: its maker is about to give it up
-    there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
-    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")
+def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
+    """Keep the versions that a snapshot pins, and yield the snapshot's cut if all of them exist."""
+    state = plan.state
+    if not all(state.last.allows(stage, version) for stage, version in snapshot.stages.items()):
+        return  # it pins collected versions, and whoever is taking it will withdraw it
+    existing = {stage: version for stage, version in snapshot.stages.items() if state.exists(stage, version)}
+    reason = Reason("snapshot", f"snapshot {snapshot.name} pins it, or needs it for in-flight records and lineage")
     if snapshot.kind == "clone":
-        where = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
-        reason = Reason("clone", f"the clone {snapshot.clone}{where} lives from it (snapshot {snapshot.name})")
-    moment = _keep(found, there, reason, read) if there else None
-    if moment is not None and len(there) == len(snapshot.stages):
+        location = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
+        reason = Reason("clone", f"the clone {snapshot.clone}{location} uses it (snapshot {snapshot.name})")
+    moment = _keep_cut(plan, existing, reason, read) if existing else None
+    if moment is not None and len(existing) == len(snapshot.stages):
         yield moment
-    found.absent += tuple(
+    plan.absent += tuple(
         Absent(snapshot.name, stage, version)
         for stage, version in snapshot.stages.items()
-        # Versions above the heads that were seen came since.
-        if stage not in there and (stage not in known.stages or version <= known.stages[stage].head.version)
+        # Versions above the listed heads were committed since.
+        if stage not in existing and (stage not in state.stages or version <= state.stages[stage].head.version)
     )
 
 
-def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
-    """Keep a cut, with what its channels and its lineage need."""
+def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
+    """Keep a cut, with the versions that its channels and its lineage need."""
     cut = {stage: read(stage, version) for stage, version in versions.items()}
-    for stage, version in _needed(found.known, cut, read):
-        mine = found.single.setdefault(stage, {})
-        if reason not in mine.get(version, ()):
-            mine[version] = (*mine.get(version, ()), reason)
+    for stage, version in _versions_of_cut(plan.state, cut, read):
+        reasons = plan.single.setdefault(stage, {})
+        if reason not in reasons.get(version, ()):
+            reasons[version] = (*reasons.get(version, ()), reason)
     return KeptCut(max(manifest.time_ms for manifest in cut.values()), dict(versions))
 
 
-def _lasting(known: Known, moment: KeptCut, read: Read) -> KeptCut:
-    """The moment, with the time up to which the app stood there: what is about to go knows it."""
-    for earlier in known.last.moments:
+def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
+    """Return the moment with the time until which it was the app's state, while its next versions still exist."""
+    for earlier in state.last.moments:
         if earlier.stages == moment.stages:
             return earlier
-    following = {stage: moment.stages.get(stage, there.first - 1) + 1 for stage, there in known.stages.items()}
-    later = {stage: version for stage, version in following.items() if version <= known.stages[stage].head.version}
+    following = {
+        stage: moment.stages.get(stage, stage_state.first - 1) + 1 for stage, stage_state in state.stages.items()
+    }
+    later = {stage: version for stage, version in following.items() if version <= state.stages[stage].head.version}
     try:
-        if later and all(known.exists(*place) for place in later.items()):
+        if later and all(state.exists(*place) for place in later.items()):
             until_ms = min(read(*place).time_ms for place in later.items()) - 1
-            if until_ms >= moment.time_ms and _cut(known, moment.time_ms, read) == moment.stages:
+            if until_ms >= moment.time_ms and _cut_at(state, moment.time_ms, read) == moment.stages:
                 return replace(moment, until_ms=until_ms)
     except (Corruption, NotFound):
-        pass  # no version of the moment: none that has to stay
+        pass  # not a version of the moment, and so not one that must be kept
     return moment
 
 
-def _needed(known: Known, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
+def _versions_of_cut(state: AppState, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
     for manifest in cut.values():
         yield manifest.stage, manifest.version
         for source in manifest.inputs.values():
             if source.upstream in cut:
                 for version in range(source.version, cut[source.upstream].version):
-                    if known.exists(source.upstream, version):
+                    if state.exists(source.upstream, version):
                         yield source.upstream, version
     seen: set[tuple[str, int]] = set()
     waiting = list(cut.values())
     while waiting:
         for source in waiting.pop().inputs.values():
             place = (source.upstream, source.version)
-            if source.upstream and place not in seen and known.exists(*place):
+            if source.upstream and place not in seen and state.exists(*place):
                 seen.add(place)
                 waiting.append(read(*place))
                 yield place

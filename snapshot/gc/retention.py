@@ -1,8 +1,8 @@
-"""What of an app's history is worth keeping: all of it for a while, then a moment an hour, then a moment a day.
+"""Retention rules: all versions for a while, then one moment per hour, then one per day.
 
-Pure. As with restic's and borg's policies, each rule keeps something, and what no rule keeps goes. A thinned history
-answers for every moment of its window: with the app as it was when the hour (or the day) of that moment began, or
-better. What is decided by is known of an app beforehand: its stages, its snapshots, what was collected before.
+Pure. As in restic and borg, each rule keeps something, and what no rule keeps is deleted. A thinned history answers for
+every moment of its window with the state at the start of its hour (or day), or a later one. The input is what is known
+of an app: stages, snapshots, and earlier collections.
 """
 
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ from ..cut.stored import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rules for one app. None is no such rule; without any rule everything is kept.
+    """Rules for one app. A rule of None is not set; without any rule everything is kept.
 
-    Raises `Usage` where a rule is no whole number, or is negative, or keeps no version.
+    Raises `Usage` (a rule is not a whole number, is negative, or keeps no version).
     """
 
     all_ms: int | None = None
-    """Every version this young."""
+    """Age up to which every version is kept."""
     versions: int | None = None
-    """Every one of the newest so many versions of each stage."""
+    """Number of newest versions of each stage that are kept."""
     hourly_ms: int | None = None
-    """Within this age, the app as it was at the end of each hour (UTC)."""
+    """Age up to which the state at the end of each hour (UTC) is kept."""
     daily_ms: int | None = None
-    """Within this age, the app as it was at the end of each day (UTC)."""
+    """Age up to which the state at the end of each day (UTC) is kept."""
     input_ms: int | None = None
-    """What was read of users' topics is archived, and kept there for so long after it was read; None for no archive."""
+    """Age since reading up to which input records are kept in the archive; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
-    """The same of single topics, by their names in Kafka: these alone, where `input_ms` says nothing of the others."""
+    """`input_ms` of single topics, by their names in Kafka. Other topics follow `input_ms`."""
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
@@ -44,59 +44,59 @@ class Retention:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether no rule is set for versions: the whole history stays."""
+        """True if no rule for versions is set, so that the whole history is kept."""
         return replace(self, input_ms=None, input_topics={}) == Retention()
 
     def input_of(self, topic: str) -> int | None:
-        """For how long what was read of a topic stays in the archive, in ms; None where it is not archived."""
+        """Return how long records of a topic are kept in the archive, in ms; None if it is not archived."""
         return self.input_topics.get(topic, self.input_ms)
 
     @property
     def archives(self) -> bool:
-        """Whether any topic is archived."""
+        """True if any topic is archived."""
         return self.input_ms is not None or bool(self.input_topics)
 
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
-        """The ends of the hours and days whose state stays, up to `until_ms`, oldest first, each with its rule.
+        """Return the ends of the hours and days to keep, up to `until_ms`, oldest first, each with its rule.
 
-        An end is the last millisecond of its hour or day. Of each rule's window the hour or day in which it begins is
-        there too: the first moments of the window are answered from it.
+        An end is the last millisecond of its hour or day. The hour or day in which a rule's window begins is included,
+        since it answers for the first moments of the window.
         """
-        found: dict[int, str] = {}
+        ends: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
             if window_ms is not None:
                 begin = max(0, now_ms - window_ms) // period_ms * period_ms
-                found |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
-        return tuple(sorted(found.items()))
+                ends |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
+        return tuple(sorted(ends.items()))
 
 
 @dataclass(frozen=True, slots=True)
-class StageKnown:
-    """What there is of one stage."""
+class StageState:
+    """State of one stage."""
 
     first: int
-    """From here on its history is whole."""
+    """First version of the gapless history."""
     head: Manifest
     young: int
-    """From here on its versions are too young to go; after the head when none is."""
+    """First version that is too young to be deleted; above the head if there is none."""
     published: Mapping[str, int] = field(default_factory=dict)
-    """By sink: from here on versions are needed to publish it."""
+    """By sink: first version that is needed to publish it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What there is of an app."""
+class AppState:
+    """State of an app before a collection."""
 
     now_ms: int
-    """What ages count from: storage's clock, or this machine's in a dry run."""
-    stages: Mapping[str, StageKnown]
-    """Those that have a version."""
+    """Reference time of ages: storage's clock, or this machine's in a dry run."""
+    stages: Mapping[str, StageState]
+    """Stages that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED
-    """The last final boundary; what it gives up does not exist, whoever names it."""
+    """Last final boundary. Versions that it released do not exist, even if something names them."""
 
     def exists(self, stage: str, version: int) -> bool:
-        """Whether the version is part of the history."""
+        """Return True if the version is part of the history."""
         if stage not in self.stages or version > self.stages[stage].head.version:
             return False
         if version >= self.stages[stage].first:

@@ -1,4 +1,4 @@
-"""Reading a cut: SQL over its tables and channels, also at other moments, look-ups by key, export, the log of commits.
+"""Reading a cut: SQL over tables and channels, also at other moments, look-ups by key, export, and the log of commits.
 
 Nothing here writes to the store.
 """

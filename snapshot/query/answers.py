@@ -1,13 +1,10 @@
-"""SQL asked at a cut: what `query` and bisect do, so that both get the same answer.
+"""SQL at a cut, shared by `query` and bisect so that both get the same result.
 
-The channels of a cut are tables, too, of records that one stage had sent and the next had not read. Each has the
-channel's own columns, the records' address (`snapshot.cut.stored.ADDRESS`) and `_receiver`: a channel with two readers
-shows what each has still to read.
+Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' address
+(`snapshot.cut.stored.ADDRESS`) and `_receiver`: a channel with two readers has the unread records of each.
 
-`input('orders')`: what an app had read of a topic at a moment, as far as its input archive has it, as a view.
-
-DuckDB reads the archive's objects themselves, and of them what a statement asks for: columns, and row groups by
-partition, offset and time.
+`input('orders')` is a view of the records that the app had read of a topic, if its input archive has them. DuckDB reads
+the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 INPUT_PLACES = ("topic", "partition", "offset", "timestamp", "timestampType")
-"""Columns of an input archive that have no values."""
+"""Columns of an input archive that are not masked."""
 _STREAM = "reading the stream registered as '@input "
 
 
@@ -63,90 +60,91 @@ def register_input(
     failed: Callable[[Exception], None],
     cover: Cover,
 ) -> None:
-    """Make the view of a clause: the columns of `archive.columns.SCHEMA`, of records before the cut's offsets.
+    """Create the view of an `input()` clause: records before the cut's offsets.
 
-    `failed` is told of an object that turns out to be missing or damaged as the view is read. Raises `NotFound` where
-    the app reads no such topic, or has no archive of it.
+    The columns are those of `archive.columns.SCHEMA`. `failed` is called with the error if an object turns out to be
+    missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no archive of
+    it).
     """
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-    read = _read(cut, clause.topic)
+    read = _inputs_of(cut, clause.topic)
     archives_of = Archives(lambda: store, cut.app, at_ms=cut.time_ms).of
-    topics = {each.topic: each.topic_id if is_known(each.topic_id) else "" for each in read}
-    found = [(topic, archives_of(topic, topic_id).archives) for topic, topic_id in topics.items()]
-    if not any(archives for _, archives in found):
+    topics = {source.topic: source.topic_id if is_known(source.topic_id) else "" for source in read}
+    archives_by_topic = [(topic, archives_of(topic, topic_id).archives) for topic, topic_id in topics.items()]
+    if not any(archives for _, archives in archives_by_topic):
         raise NotFound(
             "input archive",
             clause.topic,
             found=f"app {cut.app!r} has none of this topic",
-            hint='input = "30d" under [retention] in slackwater.toml keeps one, from then on; '
-            f"`slackwater archive {cut.app} --from beginning` fills it with what Kafka still has",
+            hint='input = "30d" under [retention] in slackwater.toml starts one; '
+            f"`slackwater archive {cut.app} --from beginning` adds what Kafka still has",
         )
     selects: list[str] = []
-    for topic, archives in found:
-        wanted = _before([each.offsets for each in read if each.topic == topic])
+    for topic, archives in archives_by_topic:
+        missing = _extents_before([source.offsets for source in read if source.topic == topic])
         for archive in archives:
-            there = common(wanted, archive.index.covered)
-            wanted = minus(wanted, there)
-            if (rows := _dataset(archive, there, failed)) is not None:
+            available = common(missing, archive.index.covered)
+            missing = minus(missing, available)
+            if (rows := _dataset(archive, available, failed)) is not None:
                 view = cover.behind(f"{schema} {len(selects)}")
                 con.register(view, rows)
-                selects.append(f"SELECT * FROM {quoted(view)} WHERE {' OR '.join(_conditions(there))}")
+                selects.append(f"SELECT * FROM {quoted(view)} WHERE {' OR '.join(_conditions(available))}")
     if not selects:
         con.register(cover.behind(f"{schema} none"), SCHEMA.empty_table())
         selects = [f"SELECT * FROM {quoted(cover.behind(f'{schema} none'))}"]
-    view, behind = f"{quoted(schema)}.{quoted(name)}", cover.behind(f"{schema} all")
-    con.execute(f"CREATE VIEW {quoted(behind)} AS {' UNION ALL '.join(selects)}")
-    con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(behind)}")
-    cover.put(view, behind, INPUT_PLACES, texts=True)
+    view, hidden_view = f"{quoted(schema)}.{quoted(name)}", cover.behind(f"{schema} all")
+    con.execute(f"CREATE VIEW {quoted(hidden_view)} AS {' UNION ALL '.join(selects)}")
+    con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(hidden_view)}")
+    cover.put(view, hidden_view, INPUT_PLACES, texts=True)
 
 
 def reading_failed(error: SlackwaterError) -> bool:
-    """Whether a statement failed because an object could not be read, as Arrow says it through DuckDB."""
+    """Return True if a statement failed because an archive object could not be read."""
     return _STREAM in error.message
 
 
 def in_archive(app: str, error: SlackwaterError) -> Corruption:
-    """The error for an object that cannot be decoded."""
-    found = error.message.partition(_STREAM)[2].partition("' failed: ")[2].partition("\n")[0]
+    """Return the error for an archive object that cannot be decoded."""
+    reason = error.message.partition(_STREAM)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
-        f"an input archive of {app!r} is damaged: {found}",
+        f"an input archive of {app!r} is damaged: {reason}",
         object_key=keys.archives(app),
         hint=f"`slackwater verify {app} --deep` names the object",
     )
 
 
-def _read(cut: Cut, topic: str) -> list[Input]:
-    """Where the stages stood on a topic, by its name in Kafka or as declared. Raises `NotFound`."""
-    inputs = [(name, at) for stage in cut.stages.values() for name, at in stage.inputs.items()]
-    found = [at for name, at in inputs if topic in (name, at.topic)]
-    if not found:
+def _inputs_of(cut: Cut, topic: str) -> list[Input]:
+    """Return the inputs of all stages on a topic, given by its name in Kafka or as declared. Raises `NotFound`."""
+    inputs = [(name, source) for stage in cut.stages.values() for name, source in stage.inputs.items()]
+    matches = [source for name, source in inputs if topic in (name, source.topic)]
+    if not matches:
         raise NotFound("input", topic, {name for name, _ in inputs})
-    return found
+    return matches
 
 
-def _before(offsets: Sequence[tuple[int, ...]]) -> Extents:
-    """All that is before the furthest of some places."""
+def _extents_before(offsets: Sequence[tuple[int, ...]]) -> Extents:
+    """Return the offsets before the largest of several positions, by partition."""
     ends = map(max, zip_longest(*offsets, fillvalue=0))
     return union(Extent(partition, 0, end) for partition, end in enumerate(ends) if end)
 
 
-def _dataset(archive: Archive, wanted: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
-    """The objects that have some of these offsets; None where none has."""
-    # It brings pandas along.
+def _dataset(archive: Archive, extents: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
+    """Return the archive objects with some of these offsets as a dataset; None if there are none."""
+    # Imports pandas.
     import pyarrow.dataset as ds
 
     kind = ds.ParquetFileFormat(
         default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     )
-    objects = (one for one in archive.index.objects if common(wanted, one.extents))
-    fragments = [kind.make_fragment(opened(archive.store, one, failed)) for one in objects]
+    objects = (archived for archived in archive.index.objects if common(extents, archived.extents))
+    fragments = [kind.make_fragment(opened(archive.store, archived, failed)) for archived in objects]
     return ds.FileSystemDataset(fragments, SCHEMA, kind) if fragments else None
 
 
 def _conditions(extents: Extents) -> Iterator[str]:
-    for each in extents:
-        yield f'(partition = {each.partition} AND "offset" >= {each.first} AND "offset" < {each.end})'
+    for extent in extents:
+        yield f'(partition = {extent.partition} AND "offset" >= {extent.first} AND "offset" < {extent.end})'
 
 
 def channel_tables(
@@ -156,35 +154,40 @@ def channel_tables(
     reader: Topics | None,
     later: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
-    """A table for each channel that `sql` may ask for, by the channel's name; without rows where nothing is in flight.
+    """Return a table of in-flight records for each channel that `sql` may read, by the channel's name.
 
-    What a snapshot keeps is read from there; everything else from Kafka. Channels that only later versions of stages
-    have, `later`, are without rows. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
-    (records are not as many, or not what, was written), and `Refused` (records are gone from Kafka).
+    Records are read from the cut's snapshot if it keeps them, else from Kafka. Channels that exist only in `later`
+    versions of stages are empty. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
+    (records differ from what was written, in number or content) and `Refused` (records are gone from Kafka).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
-    found: dict[str, list[pa.Table]] = {}
-    # A stage that is there under a name of now, too, has its channels once.
-    edges = channels(replace(cut, stages={name: each for name, each in cut.stages.items() if each.stage == name}))
-    there = {edge.name for edge in edges}
-    to_come = {name: output for manifest in later.values() for name, output in manifest.outputs.items()}
-    named = {name for name in there | to_come.keys() if name.casefold() in sql.casefold()}
-    # A name may be put together by the query itself: then every channel is there.
-    for name in sorted((named or to_come.keys()) & (to_come.keys() - there)):
-        found[name] = [_empty(to_come[name].schema)]
+    tables_by_channel: dict[str, list[pa.Table]] = {}
+    # A renamed stage may be in the cut under both names.
+    edges = channels(
+        replace(cut, stages={name: manifest for name, manifest in cut.stages.items() if manifest.stage == name})
+    )
+    current_names = {edge.name for edge in edges}
+    later_outputs = {name: output for manifest in later.values() for name, output in manifest.outputs.items()}
+    named = {name for name in current_names | later_outputs.keys() if name.casefold() in sql.casefold()}
+    # A query may compute channel names. If it names no channel, all are visible.
+    for name in sorted((named or later_outputs.keys()) & (later_outputs.keys() - current_names)):
+        tables_by_channel[name] = [_empty(later_outputs[name].schema)]
     for edge in edges:
         if named and edge.name not in named:
             continue
-        tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
+        tables = tables_by_channel.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
         if edge.receiver:
             state = channel_state(store, cut, edge)
             for rows in _records(store, state, keeper, reader):
                 tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
-    return {name: showable(pa.concat_tables(tables, promote_options="permissive")) for name, tables in found.items()}
+    return {
+        name: showable(pa.concat_tables(tables, promote_options="permissive"))
+        for name, tables in tables_by_channel.items()
+    }
 
 
 def arrow_of(ddl: str) -> pa.Schema:
-    """The columns of a channel, from "`name` type, `name` type". Raises `Corruption` for anything else."""
+    """Return the columns of a channel, from Spark DDL such as "`name` type, `name` type". Raises `Corruption`."""
     try:
         return schema_of(ddl)
     except ValueError:
@@ -200,16 +203,16 @@ def _records(store: ObjectStore, state: InFlight, keeper: Snapshot | None, reade
         return capture.read(store, captured, state)
     if reader is None:
         raise Usage(
-            f"{state.rows} records in flight on {state.channel!r} are not kept with a snapshot, only in Kafka, and "
-            "nothing says where Kafka is",
-            hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
+            f"{state.rows} in-flight records of {state.channel!r} are in no snapshot, only in Kafka, and "
+            "no Kafka is configured",
+            hint="pass --kafka HOST:PORT or set SLACKWATER_KAFKA",
         )
     return reader.read(state)
 
 
 def _empty(ddl: str) -> pa.Table:
-    more = zip((*ADDRESS, "_receiver"), (pa.int32(), pa.int64(), pa.int32(), pa.string()), strict=True)
-    return pa.schema([*arrow_of(ddl), *(pa.field(*each) for each in more)]).empty_table()
+    system_columns = zip((*ADDRESS, "_receiver"), (pa.int32(), pa.int64(), pa.int32(), pa.string()), strict=True)
+    return pa.schema([*arrow_of(ddl), *(pa.field(*column) for column in system_columns)]).empty_table()
 
 
 def answer(
@@ -226,16 +229,16 @@ def answer(
     on_moment: OnMoment = lambda _ref, _cut: None,
     bounds: Bounds | None = None,
 ) -> pa.Table:
-    """What one reading statement returns at a cut, and at the other moments that it names (`clauses`).
+    """Return the result of one reading statement at a cut, and at the other moments in its clauses.
 
-    Tables and channels that only `later` versions have are shown without rows, and a table that had another name at the
-    cut under both. `only` are the tables to open; default those that decide what the statement returns. `reader` reads
-    records in flight, which the statement may ask for. `now_ms` is what relative times in it count from; without it,
-    for a statement that is asked again and again, it may name only moments that stay what they are. `on_moment` hears
-    of each other moment. With `bounds`, `TooMuch` where the statement goes beyond them. Raises `Usage` (the SQL is
-    wrong, or asks for records in flight without a `reader`, or for a moment that is none), and `NotFound` (it names a
-    table or column that is neither at the cut nor later, or a moment that there is not; or a cut was collected
-    meanwhile).
+    Tables and channels that exist only in `later` versions are empty. A table that had another name at the cut is
+    visible under both names. `only` are the tables to open; by default those that decide the result. `reader` reads
+    in-flight records. `now_ms` is the origin of relative times; without it, for a statement that is repeated, the
+    statement may only name fixed moments. `on_moment` is called for each other moment.
+
+    Raises `Usage` (the SQL is wrong, reads in-flight records without a `reader`, or names an invalid moment),
+    `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,
+    `TooMuch` (a bound was exceeded).
     """
     statement = understand(sql)
     if bounds is not None:
@@ -269,26 +272,33 @@ def _rows(
     bounds: Bounds | None,
 ) -> pa.Table:
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
-    inputs = tuple(each for each in statement.clauses if isinstance(each, InputOf))
-    others = moments.find([each for each in statement.clauses if not isinstance(each, InputOf)])
-    flying = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
+    inputs = tuple(clause for clause in statement.clauses if isinstance(clause, InputOf))
+    clause_tables = moments.find([clause for clause in statement.clauses if not isinstance(clause, InputOf)])
+    in_flight = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
     named = cut.under_names_of(later)
     opened = named_tables(statement.rest, named, or_all=not statement.clauses) if only is None else only
     with ExitStack() as stack:
-        for each in (named, *(one for some in others for one in some.cuts[:1])):
-            stack.enter_context(telling_if_collected(store, each))
+        for other_cut in (named, *(first for clause_table in clause_tables for first in clause_table.cuts[:1])):
+            stack.enter_context(telling_if_collected(store, other_cut))
         con = connect(
-            store, cache, named, only=opened, empty=columns_of(later), channels=flying, others=others, bounds=bounds
+            store,
+            cache,
+            named,
+            only=opened,
+            empty=columns_of(later),
+            channels=in_flight,
+            others=clause_tables,
+            bounds=bounds,
         )
         stack.enter_context(closing(con))
         failed: list[Exception] = []
-        for one in inputs:
-            register_input(con, store, cut, one, failed.append, cover_of(con, bounds))
+        for clause in inputs:
+            register_input(con, store, cut, clause, failed.append, cover_of(con, bounds))
         try:
             return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
         except SlackwaterError as error:
             if failed:
-                raise failed[0] from None  # DuckDB tells of it in words
+                raise failed[0] from None  # DuckDB's error has only its text
             if reading_failed(error):
                 raise in_archive(cut.app, error) from None
             if not isinstance(error, NotFound):
@@ -300,16 +310,17 @@ def _rows(
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """The tables that a statement names in which are values that it sees as others (`sst.showable`)."""
-    tables = (each for cut in cuts for each in cut.tables.items())
-    found = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
-    return sorted(name for name in found if name.casefold() in sql.casefold())
+    """Return the tables named in a statement that have values which SQL shows as different ones (`sst.showable`)."""
+    tables = (table for cut in cuts for table in cut.tables.items())
+    affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
+    return sorted(name for name in affected if name.casefold() in sql.casefold())
 
 
 def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
-    """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation.
+    """Return rows as a DuckDB relation with its own connection, which is closed with the relation.
 
-    SQL upon it can neither read nor write files. Values for which SQL has none are others there (`sst.showable`).
+    SQL on the relation can neither read nor write files. Values that SQL cannot represent are converted
+    (`sst.showable`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
     return con.from_arrow(showable(rows))

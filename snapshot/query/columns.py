@@ -1,6 +1,6 @@
-"""A table's columns as users see them, keys as they type them, and the row of one key.
+"""Visible columns of a table, parsing of keys, and look-ups by key.
 
-A row is read from the few pages that can hold it: no download, no scan, no cache.
+A look-up reads the few pages that can hold the row, without a download, a scan or a cache.
 """
 
 import json
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.multi_get import NO_HASTE, Haste, multi_get
+from ...store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
 from ...store.sst.types import arrow_schema, visible_columns
@@ -27,7 +27,7 @@ from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""As Arrow and Python both read it."""
+"""Integers that Arrow and Python parse alike."""
 _TOO_LARGE = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
@@ -35,75 +35,77 @@ _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "n
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table, as users see it."""
+    """A visible column of a table."""
 
     name: str
     type: str
-    """As Arrow writes it."""
+    """Name of the Arrow type."""
     key: bool
-    """Whether it is part of the key."""
+    """True if the column is part of the key."""
     since: int = 0
-    """The version that added it; 0 for a column that the table was born with."""
+    """Version that added the column; 0 if the table was created with it."""
 
 
 def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
-    """The columns of a stage's table that users see, the key first; none for a stage without a table."""
+    """Return the visible columns of a stage's table, key first; empty for a stage without a table."""
     if (table := manifest.table) is None:
         return ()
     visible = enumerate(visible_columns(table))
-    return tuple(TableColumn(each.name, each.type, at < len(table.key), each.since) for at, each in visible)
+    return tuple(TableColumn(column.name, column.type, at < len(table.key), column.since) for at, column in visible)
 
 
 def visible_schema(table: Table) -> pa.Schema:
-    """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
+    """Return the visible columns of a table: the key, and the values whose names do not start with `_`."""
     return arrow_schema(visible_columns(table))
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
-    """`parse_keys` of one key."""
+    """Parse one key. Raises `Usage` like `parse_keys`."""
     return parse_keys(name, table, [key_values])
 
 
 def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.Table:
-    """A table of the key columns with a row for each key, from text or from Python's own values; None for a null.
+    """Return a table with the key columns and one row per key, from text or Python values; None for null.
 
-    The text of bytes is hexadecimal, that of a struct a JSON object with all its fields. `name` is what the table is
-    called. Raises `Usage` (not as many values as key columns, or not of their types).
+    Bytes are given in hexadecimal, a struct as a JSON object with all its fields. `name` is the table's name, for
+    errors. Raises `Usage` (wrong number of values, or wrong types).
     """
     schema = arrow_schema(table.key)
     expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
-    for each in keys:
-        if (found := len(each)) != len(schema):
-            raise Usage(f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}")
+    for key in keys:
+        if (num_values := len(key)) != len(schema):
+            raise Usage(
+                f"the key of table {name!r} is {expected}; found {num_values} value{'' if num_values == 1 else 's'}"
+            )
     columns = []
     for number, field in enumerate(schema):
-        texts = [each[number] for each in keys]
+        texts = [key[number] for key in keys]
         try:
             columns.append(_parse_all(texts, field.type))
         except _UNPARSABLE:
-            columns.append(pa.chunked_array([_parse_or_say(each, field, name, expected) for each in texts]))
+            columns.append(pa.chunked_array([_parse_or_explain(text, field, name, expected) for text in texts]))
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
 
 def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
-    """The hash of a key and its values in Python, of text and whole numbers; None for what only `parse_keys` reads."""
+    """Return the hash of a key and its Python values, for text and integers; None for keys that need `parse_keys`."""
     if len(values) != len(table.key):
         return None
-    found: list[str | int | None] = []
+    parsed: list[str | int | None] = []
     for value, column in zip(values, table.key, strict=True):
         if column.type not in PLAIN or not (value is None or isinstance(value, str)):
             return None
         if value is None or (column.type == "string" and (value.isascii() or _is_unicode(value))):
-            found.append(value)
+            parsed.append(value)
         elif column.type != "string" and _NUMBER.fullmatch(value) and abs(int(value)) < _TOO_LARGE[column.type]:
-            found.append(int(value))
+            parsed.append(int(value))
         else:
             return None
-    return hash_key(found, [column.type for column in table.key]), tuple(found)
+    return hash_key(parsed, [column.type for column in table.key]), tuple(parsed)
 
 
 def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
-    """The hash of each key and its values as Python has them, of any types. Raises as `parse_keys`."""
+    """Return the hash of each key and its Python values, for keys of any type. Raises `Usage` like `parse_keys`."""
     parsed = parse_keys(name, table, keys)
     hashes = hash_keys(parsed, parsed.schema.names).tolist()
     columns = (python_values(column) for column in parsed.columns)
@@ -118,7 +120,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
+def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -> pa.Array:
     try:
         return _parse(text, field.type)
     except UnicodeEncodeError as error:
@@ -134,7 +136,10 @@ def _parse_or_say(text: object, field: pa.Field, name: str, expected: str) -> pa
 
 
 def value_of(value: object, kind: pa.DataType) -> object:
-    """A value of a type, from JSON's: text for what JSON has no word for. Raises `ValueError` and Arrow's errors."""
+    """Return a value of a type from its JSON form, with text for types that JSON lacks.
+
+    Raises `ValueError` and Arrow's errors.
+    """
     if value is None or not isinstance(value, str | int | float | bool):
         return value
     if pa.types.is_decimal(kind) and not isinstance(value, str):
@@ -143,29 +148,29 @@ def value_of(value: object, kind: pa.DataType) -> object:
 
 
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Many values at once, where they are plain text; one after the other else. Raises as `_parse`, of any of them."""
-    plain = [each for each in texts if isinstance(each, str)]
+    """Parse many values: at once if they are all plain text, else one by one. Raises like `_parse`."""
+    plain = [text for text in texts if isinstance(text, str)]
     if not plain or len(plain) < len(texts) or pa.types.is_nested(kind):
-        return pa.chunked_array([_parse(each, kind) for each in texts], kind)
+        return pa.chunked_array([_parse(value, kind) for value in texts], kind)
     if pa.types.is_binary(kind):
         return pa.array(map(bytes.fromhex, plain), kind)
     values, zoned = pa.array(plain, pa.string()), 0
     if pa.types.is_timestamp(kind) and kind.tz:
-        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
-        zoned = sum(_ZONED.search(each) is not None for each in plain)
+        # Arrow requires an offset for a timestamp with a zone, and rejects one without. A time without offset is UTC.
+        zoned = sum(_ZONED.search(text) is not None for text in plain)
         if 0 < zoned < len(plain):
-            return pa.chunked_array([_parse_all([each], kind) for each in plain], kind)
+            return pa.chunked_array([_parse_all([text], kind) for text in plain], kind)
         values = values if zoned else values.cast(pa.timestamp(kind.unit))
     return values.cast(kind)
 
 
-def _booleans_as_text(found: dict[str, object]) -> dict[str, object]:
-    return {name: json.dumps(value) if isinstance(value, bool) else value for name, value in found.items()}
+def _booleans_as_text(fields: dict[str, object]) -> dict[str, object]:
+    return {name: json.dumps(value) if isinstance(value, bool) else value for name, value in fields.items()}
 
 
 def _parse(value: object, kind: pa.DataType) -> pa.Array:
     if pa.types.is_struct(kind) and isinstance(value, str):
-        # Numbers stay text, so that none loses digits on the way to its type; so do booleans.
+        # Numbers and booleans stay text until they are cast, so that no digits are lost.
         value = json.loads(value, parse_int=str, parse_float=str, parse_constant=str, object_hook=_booleans_as_text)
     if value is None:
         return pa.nulls(1, kind)
@@ -175,25 +180,25 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
             raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")
         return pa.StructArray.from_arrays([_parse(value[field.name], field.type) for field in fields], fields=fields)
     if isinstance(value, bytes) and pa.types.is_string(kind):
-        # A key may be no UTF-8, which no text names.
+        # A key may be invalid UTF-8, which a `str` cannot express.
         return pa.array([value], pa.binary()).cast(options=pc.CastOptions(kind, allow_invalid_utf8=True))
     if not isinstance(value, str):
         if pa.types.is_integer(kind) and not isinstance(value, Integral):
-            raise ValueError("Arrow would cut off what lies behind the point")
+            raise ValueError("expected a whole number")
         return pa.array([value], kind)
     return pa.array([value]).cast(kind) if pa.types.is_nested(kind) else _parse_all([value], kind)
 
 
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
-    """The row of one key at the cut: one row of the table's visible columns, or none.
+    """Return the row of one key at the cut: the visible columns, one row or none.
 
-    The key's values are those of its columns, in their order, as text or as Python's own; None for a null. A table that
-    was renamed since is found by either name. Raises `NotFound` (the cut has no such table), and `Usage` (there are not
-    as many values as key columns, or one is not of its column's type).
+    `key_values` are the values of the key columns in their order, as text or Python values; None for null. A table that
+    was renamed since is found by either name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong number
+    of values, or a value of the wrong type).
     """
     cut = having(store, cut, (table,))
     declared = cut.tables[table].table
-    assert declared is not None  # noqa: S101  `Cut.tables` are versions with one
+    assert declared is not None  # noqa: S101  `Cut.tables` has only versions with a table
     rows, present = look_up(store, None, cut, table, parse_key(table, declared, key_values))
     return rows.slice(0, int(present[0]))
 
@@ -205,31 +210,31 @@ def look_up(
     table: str,
     keys: pa.Table,
     *,
-    haste: Haste = NO_HASTE,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """The visible columns of the rows of many keys, as `parse_keys` gives them, in their order; and which are there.
+    """Return the visible columns of the rows of many keys, in their order, and a flag for each key that has a row.
 
-    Of one that is not, all but the key is null. The cut has the table. Raises as `multi_get`, whose cache and
-    `haste` these are.
+    `keys` is a result of `parse_keys`. For a missing row, all columns but the key are null. The cut must have the
+    table. `cache`, `read_ahead` and errors are those of `multi_get`.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it
     hashes, clock_ms = hash_keys(keys, keys.schema.names), cut.clock_ms(table)
     values, present = multi_get(
-        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, haste=haste
+        store, cache, manifest.ssts, manifest.table, hashes, keys, clock_ms=clock_ms, read_ahead=read_ahead
     )
     rows = pa.table([*keys.columns, *values.columns], [*keys.schema.names, *values.schema.names])
     return rows.select(visible_schema(manifest.table).names), present
 
 
 def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Some columns of rows of a table, or all where none is named. Raises `NotFound`, which tells the nearest."""
+    """Return some columns of a table's rows, or all if none is named. Raises `NotFound` with the nearest name."""
     check_columns(table, rows.schema.names, names)
     return rows.select(names) if names else rows
 
 
-def check_columns(table: str, known: Sequence[str], names: Sequence[str]) -> None:
-    """Raise `NotFound`, which tells the nearest, unless a table has columns of these names."""
+def check_columns(table: str, existing: Sequence[str], names: Sequence[str]) -> None:
+    """Raise `NotFound` with the nearest name unless a table has all of these columns."""
     for name in names:
-        if name not in known:
-            raise NotFound(f"column of table {table!r}", name, known)
+        if name not in existing:
+            raise NotFound(f"column of table {table!r}", name, existing)

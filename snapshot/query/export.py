@@ -1,6 +1,6 @@
-"""A moment as a DuckDB file of its own: tables, not views, so any DuckDB client opens it without slackwater.
+"""Export of a moment as a DuckDB file with tables, not views, so that any DuckDB client opens it without slackwater.
 
-DuckDB's own page shows one in a browser. Its extension `ui` comes from DuckDB's servers, once.
+`page` shows such a file in DuckDB's web UI, whose extension `ui` is downloaded once from DuckDB's servers.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,23 +25,23 @@ from .columns import visible_schema
 from .sql import empty_database
 
 ABOUT = "_slackwater"
-"""Name of the table that says what the others are. No stage can have it."""
+"""Name of the table that describes the others. No stage can have this name."""
 
 ENDINGS = (".duckdb", ".ddb", ".db")
-"""What the name of such a file ends in, by which it is told from a folder (`operations.exchange`)."""
+"""File name endings of DuckDB files, by which a file is told from a folder (`operations.exchange`)."""
 _FILE = "exported"
 _FORMAT = "v1.0.0"
-"""DuckDB's storage format: the one of its first release, which all its clients since then read."""
+"""DuckDB's storage format: that of its first stable release, which all later clients read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A file that was written."""
+    """An exported file."""
 
     path: Path
     bytes: int
     rows: Mapping[str, int]
-    """By table; so are the versions."""
+    """Number of rows by table. `versions` is by table as well."""
     versions: Mapping[str, int]
 
 
@@ -55,13 +55,13 @@ def export(
     only: Collection[str] | None = None,
     force: bool = False,
 ) -> Exported:
-    """Write the tables of a cut to a DuckDB file, which appears whole or not at all.
+    """Write the tables of a cut to a DuckDB file. Atomic.
 
-    Besides them is `_slackwater`, with a row for each stage: `app`, `ref`, `stage`, `version`, `committed_at`, and of
-    its table `key` (the columns, in their order) and `rows`; both null where there is none in the file. `ref` is how
-    the moment was asked for. `only` has the tables to write, by the names of then or of now; default all, by those of
-    then. With `force`, a file that is there is overwritten. Raises `NotFound` (there is no such table; or the cut was
-    collected meanwhile), and `Refused` (there is such a file already, or it cannot be written).
+    The file also has the table `_slackwater` with one row per stage: `app`, `ref`, `stage`, `version`, `committed_at`,
+    and for its table `key` (the columns in their order) and `rows`, both null if the file does not have the table.
+    `ref` is the requested ref. `only` are the tables to write, by their names at the cut or now; by default all, by
+    their names at the cut. With `force`, an existing file is overwritten. Raises `NotFound` (no such table, or the cut
+    was collected meanwhile) and `Refused` (the file exists, or cannot be written).
     """
     cut = having(store, cut, only or ())
     check_free(path, force=force)
@@ -76,7 +76,7 @@ def export(
             finally:
                 temporary.with_name(f"{temporary.name}.wal").unlink(missing_ok=True)
             check_free(path, force=force)
-            # What a client had not yet put into the file that was there would be put into this one.
+            # DuckDB would apply a leftover write-ahead log of the old file to the new one.
             path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
     except duckdb.Error as error:
         sentence, _, more = str(error).strip().partition("\n")
@@ -85,19 +85,19 @@ def export(
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Raise `Refused` when there is such a file, unless `force`, or no folder for it."""
+    """Raise `Refused` if the file exists, unless `force`, or if its folder does not."""
     check_folder(path, "file")
     if path.is_dir():
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
     if path.exists() and not force:
-        raise Refused(f"{path} is there already", hint="choose another file, or say --force to overwrite it")
+        raise Refused(f"{path} already exists", hint="choose another file, or pass --force to overwrite it")
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to write tables of a new DuckDB file with, which is whole when the context ends."""
+    """Open a connection that writes tables of a new DuckDB file. The file is complete when the context ends."""
     with closing(empty_database()) as con:
-        # Nobody has promised an order, and to keep one takes memory.
+        # Preserving the order takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
         file = str(path).replace("'", "''")
         con.execute(f"ATTACH '{file}' AS {_FILE} (STORAGE_VERSION '{_FORMAT}')")
@@ -106,18 +106,17 @@ def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
-    """Write a table of a cut to the file of a connection; how many rows it has. Raises as `export`."""
+    """Write a table of a cut to the file of a connection, and return its number of rows. Raises like `export`."""
     duckdb_view.register(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
-    return _copied(con, name)
+    return _copy_table(con, name)
 
 
 def write_empty(con: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
-    """Write a table without rows."""
     con.from_arrow(visible_schema(table).empty_table()).create_view(name)
-    _copied(con, name)
+    _copy_table(con, name)
 
 
-def _copied(con: duckdb.DuckDBPyConnection, name: str) -> int:
+def _copy_table(con: duckdb.DuckDBPyConnection, name: str) -> int:
     sql = f"CREATE TABLE {_FILE}.{quoted(name)} AS SELECT * FROM memory.{quoted(name)}"
     return int(con.execute(sql).fetchall()[0][0])
 
@@ -134,35 +133,35 @@ def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
     }
     lines = []
     for stage, version in cut.versions.items():
-        each = cut.stages[stage]
-        key = [column.name for column in each.table.key] if stage in rows and each.table is not None else None
-        line = (cut.app, ref, stage, version, each.time_ms, key, rows.get(stage))
+        manifest = cut.stages[stage]
+        key = [column.name for column in manifest.table.key] if stage in rows and manifest.table is not None else None
+        line = (cut.app, ref, stage, version, manifest.time_ms, key, rows.get(stage))
         lines.append(dict(zip(fields, line, strict=True)))
     return pa.Table.from_pylist(lines, pa.schema(fields))
 
 
-_HINT = "`slackwater export REF out.duckdb` writes the file that the page would show; any DuckDB client opens it"
+_HINT = "`slackwater export REF out.duckdb` writes the same tables to a file that any DuckDB client opens"
 
 
 def check_page() -> None:
-    """See that the page can be had, before anything is written for it. Raises `Unavailable` as `load`."""
+    """Check that DuckDB's web UI is available, before a file is written for it. Raises `Unavailable`."""
     with closing(duckdb.connect()) as con:
         load(con)
 
 
 @contextmanager
 def page(path: Path) -> Iterator[str]:
-    """The page over a DuckDB file, opened in the user's browser where there is one. Gives DuckDB's words about it.
+    """Serve DuckDB's web UI over a DuckDB file, opened in the user's browser if there is one. Yields DuckDB's message.
 
-    It is served by this process, to this machine only, up to the end of the block. Raises `Unavailable` (it cannot be
-    had).
+    This process serves the UI to this machine only, until the end of the block. Raises `Unavailable` (the extension
+    cannot be loaded, or the UI does not start).
     """
     with closing(duckdb.connect(str(path))) as con:
         load(con)
         try:
             started = con.execute("CALL start_ui()").fetchone()
         except duckdb.Error as error:
-            raise Unavailable(f"DuckDB's page does not start: {_sentence(error)}", hint=_HINT) from error
+            raise Unavailable(f"DuckDB's UI does not start: {_sentence(error)}", hint=_HINT) from error
         try:
             yield str(started[0]) if started else ""
         finally:
@@ -170,9 +169,9 @@ def page(path: Path) -> Iterator[str]:
 
 
 def load(con: duckdb.DuckDBPyConnection) -> None:
-    """Give a connection the extension: from this machine, else from DuckDB's servers.
+    """Load the extension `ui` into a connection: from this machine, else from DuckDB's servers.
 
-    Raises `Unavailable` (it is not on this machine, and cannot be fetched).
+    Raises `Unavailable` (it is not on this machine, and cannot be downloaded).
     """
     try:
         con.load_extension("ui")
@@ -182,7 +181,8 @@ def load(con: duckdb.DuckDBPyConnection) -> None:
             con.load_extension("ui")
         except duckdb.Error as error:
             raise Unavailable(
-                f"DuckDB's extension `ui` is not on this machine and cannot be fetched: {_sentence(error)}", hint=_HINT
+                f"DuckDB's extension `ui` is not on this machine and cannot be downloaded: {_sentence(error)}",
+                hint=_HINT,
             ) from error
 
 

@@ -1,10 +1,10 @@
-"""Fields of records: how they are written, and the values that they have in parsed JSON and in Arrow's columns.
+"""Fields of records: their syntax, and their values in parsed JSON and in Arrow columns.
 
-`$.user.id` is a field of a record's value, `who` the same as `$.who`; `key`, `key.id` and `headers.NAME` are of its
-key and headers, `value` is the value as a whole. Of rows between stages the first name is a column. Arrays are
-transparent: `$.users.id` is the id of any element, as `$.users[*].id` and `$.users[0].id` are. Text that has JSON is
-parsed where a field goes on below it. `*` is any property, `~` the names of all properties. A name with other
-characters stands in brackets: `$['user.id']`.
+`$.user.id` is a field of a record's value, and `who` is short for `$.who`. `key`, `key.id` and `headers.NAME` are
+fields of its key and headers; `value` is the whole value. For rows between stages, the first name is a column. Arrays
+are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. Text that
+contains JSON is parsed if a field continues inside. `*` is any property, `~` the names of all properties. Names with
+other characters are in brackets: `$['user.id']`.
 """
 
 import json
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ...errors import Usage
 
 RECORD = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
-"""What a name at the beginning means of a topic's record; any other is a field of its value."""
+"""First names that mean a part of a topic's record; any other name is a field of its value."""
 ANY, NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")
@@ -30,24 +30,27 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a record: one of its columns, and the way on from there."""
+    """A path in a record: a column, and the steps inside."""
 
     column: str
     steps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, *, of_row: bool = False) -> "Field":
-        """From its text; `of_row` for rows between stages. Raises `Usage` where it is no field."""
-        rest, at, steps = text.removeprefix("$"), 0, list[str]()
-        while at < len(rest):
-            step = _STEP.match(rest, at)
+        """Parse a field from its text; `of_row` for rows between stages. Raises `Usage` (not a field)."""
+        path, at, steps = text.removeprefix("$"), 0, list[str]()
+        while at < len(path):
+            step = _STEP.match(path, at)
             if step is None:
                 break
             if step[1] or step[2]:
                 steps.append(step[1] or re.sub(r"\\(.)", r"\1", step[2]))
             at = step.end()
-        if at < len(rest) or not (steps or text == "$"):
-            raise Usage(f"{text!r} is no field of a record", hint="as who, $.user.id, key, headers.who or $['user.id']")
+        if at < len(path) or not (steps or text == "$"):
+            raise Usage(
+                f"{text!r} is not a field of a record",
+                hint="write it as who, $.user.id, key, headers.who or $['user.id']",
+            )
         if of_row and steps:
             return cls(steps[0], tuple(steps[1:]))
         if text.startswith("$") or steps[0] not in RECORD:
@@ -55,14 +58,13 @@ class Field:
         return cls(steps[0], tuple(steps[1:]))
 
     def text(self, *, of_row: bool = False) -> str:
-        """As it is written."""
         below = "".join(f".{step}" if _PLAIN.fullmatch(step) else _bracketed(step) for step in self.steps)
         if of_row or self.column != "value" or not self.steps:
             return f"{self.column if _PLAIN.fullmatch(self.column) else _bracketed(self.column)}{below}"
         return f"${below}"
 
     def below(self, steps: Sequence[str]) -> "Field":
-        """The field further down."""
+        """Return the field with further steps."""
         return Field(self.column, (*self.steps, *steps))
 
 
@@ -72,11 +74,11 @@ def _bracketed(step: str) -> str:
 
 
 class Properties(list[tuple[str, Any]]):
-    """A JSON object: its properties in their order, names that come twice among them."""
+    """A JSON object: properties in their order, with duplicate names."""
 
 
 class Number(str):
-    """A number of JSON, as it is written."""
+    """A JSON number in its original spelling."""
 
     __slots__ = ()
 
@@ -93,36 +95,36 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'((?:[^\'\\]|\\.)*)\'', re.DOTALL)
 
 
 def as_text(data: bytes | str) -> str:
-    """Bytes as text of UTF-8; what is none becomes lone surrogates."""
+    """Decode bytes as UTF-8; invalid bytes become lone surrogates."""
     return data.decode(errors="surrogateescape") if isinstance(data, bytes) else data
 
 
 def parsed(data: bytes | str) -> tuple[Any, bool]:
-    """What JSON says, as lists, `Properties`, `Number` and plain values; and whether all of it could be parsed.
+    """Parse JSON as lists, `Properties`, `Number` and plain values. Returns True if all of the text could be parsed.
 
-    Quotes may be single ones, and several values may follow each other, as Spark's own functions take them. Raises
-    `Unreadable` where not even a first value can be parsed.
+    Accepts single quotes and several values in sequence, like Spark's functions. Raises `Unreadable` if not even a
+    first value can be parsed.
     """
     text = as_text(data)
-    found, whole = _values(text)
+    values, whole = _values(text)
     if not whole and "'" in text:
-        again, is_whole = _values(_QUOTED.sub(_with_double_quotes, text))
-        found, whole = (again, is_whole) if is_whole or len(again) > len(found) else (found, whole)
-    if not found:
+        other_values, is_whole = _values(_QUOTED.sub(_with_double_quotes, text))
+        values, whole = (other_values, is_whole) if is_whole or len(other_values) > len(values) else (values, whole)
+    if not values:
         raise Unreadable
-    return (found[0] if len(found) == 1 else found), whole
+    return (values[0] if len(values) == 1 else values), whole
 
 
 def _values(text: str) -> tuple[list[Any], bool]:
-    """The values that follow each other in a text, up to the first that is none; and whether there is no such."""
-    found, at = list[Any](), 0
+    """Return the values in sequence in a text, up to the first invalid one, and True if all were valid."""
+    values, at = list[Any](), 0
     try:
         while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
             value, at = _JSON.raw_decode(text, at)
-            found.append(value)
+            values.append(value)
     except (ValueError, RecursionError):
-        return found, False
-    return found, True
+        return values, False
+    return values, True
 
 
 def _with_double_quotes(quoted: re.Match[str]) -> str:
@@ -133,24 +135,24 @@ def _with_double_quotes(quoted: re.Match[str]) -> str:
 
 
 def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
-    """The values of a field in parsed JSON: text, numbers, booleans; no nulls, no objects.
+    """Yield the values of a field in parsed JSON: text, numbers and booleans, no nulls and no objects.
 
-    Raises `Unreadable` for text that the field goes on below, and that begins as JSON and is none.
+    Raises `Unreadable` for text that the field continues in, and that begins like JSON but is invalid.
     """
     if isinstance(value, list) and not isinstance(value, Properties):
-        for each in value:
-            yield from leaves_of(each, steps)
+        for element in value:
+            yield from leaves_of(element, steps)
     elif isinstance(value, Properties):
         if not steps:
             return
-        step, rest = steps[0], steps[1:]
+        step, next_steps = steps[0], steps[1:]
         for name, below in value:
             if step == NAMES:
-                yield from leaves_of(name, rest)
+                yield from leaves_of(name, next_steps)
             elif step in (name, ANY):
-                yield from leaves_of(below, rest)
+                yield from leaves_of(below, next_steps)
     elif steps and isinstance(value, str) and not isinstance(value, Number):
-        # Other text has no fields.
+        # Text that does not begin like JSON has no fields.
         if value.lstrip()[:1] in ("{", "[", '"', "'"):
             below, whole = parsed(value)
             yield from leaves_of(below, steps)
@@ -161,14 +163,14 @@ def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
 
 
 def all_leaves(value: Any) -> Iterator[Any]:
-    """All text of parsed JSON, names of properties too, also of JSON in text."""
+    """Yield all text in parsed JSON, including property names, and text inside of JSON in text."""
     if isinstance(value, Properties):
         for name, below in value:
             yield name
             yield from all_leaves(below)
     elif isinstance(value, list):
-        for each in value:
-            yield from all_leaves(each)
+        for element in value:
+            yield from all_leaves(element)
     elif isinstance(value, str) and not isinstance(value, Number):
         yield value
         if value[:1] in ("{", "["):
@@ -180,29 +182,29 @@ def all_leaves(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The values of a field in some records, and the record of each: its place."""
+    """Values of a field in some records, with the record's position for each value."""
 
     values: pa.Array
-    """Without nulls."""
+    """Values without nulls."""
     rows: Rows
     below: tuple[str, ...] = ()
-    """Where the field goes on in text or bytes that stand there; empty where these are its values."""
+    """Remaining steps, if the values are text or bytes that the field continues in; else empty."""
 
 
 def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece; copied only where it has several, or none."""
+    """Return a column as one array, copied only if it has several chunks or none."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
 
 
 def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows | None = None) -> Iterator[Leaves]:
-    """The values of a field of columns, from a column on."""
+    """Yield the values of a field in a column; `steps` start inside of the column."""
     values = one_array(values)
     rows = np.arange(len(values)) if rows is None else rows
     if values.null_count:
-        there = np.flatnonzero(np.asarray(values.is_valid()))
-        values, rows = values.take(pa.array(there)), rows[there]
+        valid = np.flatnonzero(np.asarray(values.is_valid()))
+        values, rows = values.take(pa.array(valid)), rows[valid]
     kind = values.type
     if not len(values):
         return
@@ -212,7 +214,7 @@ def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows 
         yield from leaves(pc.list_flatten(values), steps, rows[np.asarray(pc.list_parent_indices(values))])
     elif pa.types.is_map(kind):
         entries = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
-        yield from _of_entries(entries, steps, rows)
+        yield from _map_leaves(entries, steps, rows)
     elif pa.types.is_struct(kind):
         names = [field.name for field in kind]
         if steps and steps[0] == NAMES:
@@ -226,7 +228,7 @@ def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows 
 
 
 def all_columns(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
-    """All text and bytes of a column, at any depth, without nulls."""
+    """Yield all text and bytes in a column, at any depth, without nulls."""
     values = one_array(values)
     kind = values.type
     if is_text(kind):
@@ -237,15 +239,15 @@ def all_columns(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
         for part in values.flatten():
             yield from all_columns(part)
     elif pa.types.is_map(kind):
-        there = values.drop_null()
-        yield from all_columns(there.keys)
-        yield from all_columns(there.items)
+        valid = values.drop_null()
+        yield from all_columns(valid.keys)
+        yield from all_columns(valid.items)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         yield from all_columns(pc.list_flatten(values))
 
 
-def _of_entries(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator[Leaves]:
-    """The values of a field of a map, or of a record's headers: lists of names and values."""
+def _map_leaves(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator[Leaves]:
+    """Yield the values of a field in a map column, or in record headers: lists of names and values."""
     if not steps:
         return
     parents, flat = np.asarray(pc.list_parent_indices(entries)), pc.list_flatten(entries)
@@ -260,19 +262,19 @@ def _of_entries(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator
 
 
 def of_record(rows: pa.Table, field: Field) -> Iterator[Leaves]:
-    """The values of a field of records that have its column, at any depth; none where they have not."""
+    """Yield the values of a field of records, at any depth; none if the records lack its column."""
     if field.column not in rows.column_names:
         return
     column = rows[field.column]
     if field.column == "headers" and pa.types.is_list(column.type):
         entries = one_array(column)
-        there = np.flatnonzero(np.asarray(entries.is_valid()))
-        yield from _of_entries(entries.take(pa.array(there)), field.steps or (ANY,), there)
+        valid = np.flatnonzero(np.asarray(entries.is_valid()))
+        yield from _map_leaves(entries.take(pa.array(valid)), field.steps or (ANY,), valid)
     else:
         yield from leaves(column, field.steps)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is text or bytes."""
+    """Return True if a type is text or bytes."""
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests) or bool(pa.types.is_fixed_size_binary(kind))

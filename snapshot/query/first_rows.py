@@ -1,7 +1,7 @@
-"""The first rows of a table at a moment, and those that follow: read from the SSTs, a few pages of them, without SQL.
+"""First rows of a table at a moment, and the following ones, read from a few pages of SSTs without SQL.
 
-They come in the order of their hashes, which is that of SSTs, so what is read follows the rows asked for and not the
-table: hashes are spread evenly, so a span of them is tried that should hold about as many rows.
+Rows come in order of their hashes, which is the order of SSTs, so the cost follows the number of rows and not the size
+of the table. Hashes are evenly distributed, so a range of hashes is read that should hold about as many rows.
 """
 
 from collections.abc import Iterator
@@ -22,25 +22,25 @@ from ..cut.graph import Cut
 from .columns import visible_schema
 
 FIRST = -(1 << 63)
-"""The lowest hash."""
+"""Lowest hash."""
 _LAST = (1 << 63) - 1
 _AHEAD = 2
-"""A span should hold so many times the rows asked for: some are of the same key, and it ends amidst pages anyway."""
+"""Factor on the number of rows that a hash range should hold: some rows share a key, and ranges end within pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """Rows that follow each other."""
+    """Consecutive rows."""
 
     rows: pa.Table
-    """The visible columns."""
+    """Visible columns."""
     hashes: npt.NDArray[np.int64]
-    """Of each row, ascending."""
+    """Hash of each row, ascending."""
     next_hash: int | None
-    """Where the next rows begin; None where there are none."""
+    """Hash at which the next rows start; None at the end of the table."""
 
     def below(self, end: int | None) -> "FirstRows":
-        """Those whose hash is below `end`, which is where the next begin then; all for None."""
+        """Return the rows whose hash is below `end`, where the next rows then start; all rows for None."""
         if end is None or (self.next_hash is not None and self.next_hash <= end):
             return self
         count = int(np.searchsorted(self.hashes, end))
@@ -50,18 +50,18 @@ class FirstRows:
 def first_rows(
     store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, limit: int, start: int = FIRST
 ) -> FirstRows:
-    """The first `limit` rows of a table whose hash is `start` or more; more where several have the last one's hash.
+    """Return the first `limit` rows of a table from hash `start` on; more if several share the last hash.
 
-    The cut has the table.
+    The cut must have the table.
     """
     manifest = cut.tables[table]
-    assert manifest.table is not None  # noqa: S101  `Cut.tables` are versions with one
+    assert manifest.table is not None  # noqa: S101  `Cut.tables` has only versions with a table
     schema = visible_schema(manifest.table)
-    found: list[pa.Table] = []
-    count, at = 0, start
+    batches: list[pa.Table] = []
+    count, next_hash = 0, start
     for partition, window in _spans(cut, table, limit, start):
         for sst in overlapping(manifest.ssts, *window):
-            # To read a part of it would take more requests.
+            # Reading a small SST whole takes fewer requests than reading parts of it.
             if cache is not None and sst.bytes <= SMALL_BYTES and cache.peek(sst, manifest.table) is None:
                 cache.bring(store, sst, manifest.table, Reads())
         for rows in merged_rows(
@@ -74,30 +74,30 @@ def first_rows(
             columns=schema.names,
             window=window,
         ):
-            found.append(rows.select([HASH, *schema.names]))
+            batches.append(rows.select([HASH, *schema.names]))
             count += rows.num_rows
-        at = window[1] + 1
+        next_hash = window[1] + 1
         if count > limit:
             break
-    together = pa.concat_tables(found) if found else pa.schema([(HASH, pa.int64()), *schema]).empty_table()
-    hashes = together.column(HASH).to_numpy()
-    rows = together.drop_columns([HASH])
+    joined = pa.concat_tables(batches) if batches else pa.schema([(HASH, pa.int64()), *schema]).empty_table()
+    hashes = joined.column(HASH).to_numpy()
+    rows = joined.drop_columns([HASH])
     if count > limit:
-        return FirstRows(rows, hashes, at if at <= _LAST else None).below(int(hashes[limit - 1]) + 1)
+        return FirstRows(rows, hashes, next_hash if next_hash <= _LAST else None).below(int(hashes[limit - 1]) + 1)
     return FirstRows(rows, hashes, None)
 
 
 def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """State partitions, and spans of hashes in them, each of which should hold `limit` rows, or twice the last one."""
+    """Yield state partitions with hash ranges that should hold `_AHEAD` times `limit` rows, doubled in each range."""
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101
     partitions = manifest.table.partitions
-    wanted = limit * _AHEAD
+    num_rows = limit * _AHEAD
     for partition in range(of_hash(start, partitions), partitions):
         low, high = bounds(partition, partitions)
         low = max(low, start)
         while low <= high:
             rows = sum(part_within(sst.rows, sst, low, high) for sst in overlapping(manifest.ssts, low, high))
-            end = high if rows <= wanted else min(high, low + (high - low + 1) * wanted // rows)
+            end = high if rows <= num_rows else min(high, low + (high - low + 1) * num_rows // rows)
             yield partition, (low, end)
-            low, wanted = end + 1, wanted * 2
+            low, num_rows = end + 1, num_rows * 2

@@ -1,8 +1,8 @@
-"""Names in the place of values, for statements of somebody who may not see values.
+"""Pseudonyms in place of values, for statements of users who may not see values.
 
-Each column of a view is then one of UUIDs, made of the values with a secret before the statement sees them: equal
-values have equal names, and nothing else of a value is left. So it is not the words of a statement that decide. DuckDB
-compares a UUID with UUIDs alone, and has no arithmetic and no function for one that tells of the value behind it.
+Each column of a view becomes one of UUIDs, computed from the values with a secret before the statement sees them. Equal
+values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB compares
+UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
 """
 
 import re
@@ -25,90 +25,90 @@ from ...store.read.duckdb_view import quoted
 from ...store.sst.arrow_types import hexadecimal, python_values
 
 NAME = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-"""A regular expression of names. No UUID that a program makes begins so."""
+"""Regular expression of pseudonyms. No UUID that a program generates begins like this."""
 _BEGIN = "00000000-"
 _BEHIND = re.compile(r"[0-9a-f]{32} ")
 _REMEMBERED = 50_000
-"""Values whose names are understood when they are given back, the newest that were hidden."""
+"""Number of pseudonyms that can be translated back, the newest ones."""
 _REMEMBERED_BYTES = 1_000
-"""Of such a value, at most."""
+"""Maximum size of a value that is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How values are named with one secret, and what the latest names stand for. Safe to use from many threads."""
+    """Pseudonyms by one secret, and the values of the newest ones. Thread-safe."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
     lock: Lock = field(default_factory=Lock)
 
     def name(self, value: object) -> str | None:
-        """The name of a value, in which bytes are hexadecimal; None for null."""
+        """Return the pseudonym of a value, in which bytes are hexadecimal; None for null."""
         if value is None:
             return None
         value = hexadecimal(value)
         data = _canonical(value)
-        of = blake2b(data, digest_size=12, key=self.secret).hexdigest()
-        name = f"{_BEGIN}{of[:4]}-{of[4:8]}-{of[8:12]}-{of[12:]}"
+        digest = blake2b(data, digest_size=12, key=self.secret).hexdigest()
+        name = f"{_BEGIN}{digest[:4]}-{digest[4:8]}-{digest[8:12]}-{digest[12:]}"
         if len(data) <= _REMEMBERED_BYTES:
             with self.lock:
                 self.values[name] = value
         return name
 
     def named(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """The names of the values of a column."""
+        """Return the pseudonyms of the values of a column."""
         try:
             return pa.array(map(self.name, python_values(column)), pa.string())
         except Exception:
-            # Its words may quote a value.
+            # The error may quote a value.
             raise ValueError("a value cannot be named") from None
 
     def known(self, rows: pa.Table) -> dict[str, object]:
-        """What the names in these rows stand for, as far as they are known."""
-        texts = {each for column in rows.columns if pa.types.is_string(column.type) for each in column.to_pylist()}
+        """Return the values of the pseudonyms in these rows, as far as they are remembered."""
+        texts = {text for column in rows.columns if pa.types.is_string(column.type) for text in column.to_pylist()}
         with self.lock:
             return {name: self.values[name] for name in texts if name is not None and name in self.values}
 
     def learn(self, named: Mapping[str, object]) -> None:
-        """Take over what another process knows."""
+        """Add pseudonyms that another process remembers."""
         with self.lock:
             self.values.update(named)
 
     def restored(self, rows: pa.Table) -> pa.Table:
-        """The rows with values in the place of their names; without columns in which a name is not known."""
-        known = self.known(rows)
-        for at in reversed(range(rows.num_columns)):
-            column = rows.column(at)
+        """Return the rows with values in place of pseudonyms, without columns that have an unknown pseudonym."""
+        values_by_name = self.known(rows)
+        for index in reversed(range(rows.num_columns)):
+            column = rows.column(index)
             if not pa.types.is_string(column.type):
                 continue
             texts = column.to_pylist()
-            if not any(each is not None and each.startswith(_BEGIN) for each in texts):
+            if not any(text is not None and text.startswith(_BEGIN) for text in texts):
                 continue
             try:
-                values = pa.array([None if each is None else known[each] for each in texts])
-                rows = rows.set_column(at, rows.field(at).name, values)
+                values = pa.array([None if text is None else values_by_name[text] for text in texts])
+                rows = rows.set_column(index, rows.field(index).name, values)
             except (KeyError, pa.ArrowException):  # values of several types are no column
-                rows = rows.remove_column(at)
+                rows = rows.remove_column(index)
         return rows
 
 
 @lru_cache(maxsize=100)
 def names_of(secret: bytes) -> Names:
-    """The names of a secret, in this process."""
+    """Return this process's pseudonyms of a secret."""
     return Names(secret)
 
 
 def is_behind(table: str) -> bool:
-    """Whether a table is one of those that are behind views."""
+    """Return True if a table is the hidden base of a view."""
     return _BEHIND.match(table) is not None
 
 
 class Cover:
-    """Views of one connection, in which values are names. What is behind them cannot be named by a statement.
+    """Views of one connection that show pseudonyms. Statements cannot name the hidden tables behind them.
 
     Args:
-        con: the connection.
-        secret: of the names; empty where values are shown.
+        con: connection.
+        secret: secret of the pseudonyms; empty if values are shown.
     """
 
     def __init__(self, con: duckdb.DuckDBPyConnection, secret: bytes) -> None:
@@ -117,7 +117,7 @@ class Cover:
         self._functions: dict[tuple[str, bool], str] = {}
 
     def behind(self, name: str) -> str:
-        """What a table is called of which `put` makes the view `name`."""
+        """Return the name of the hidden table for the view `name`; `name` itself if values are shown."""
         return name if self._names is None else f"{self._salt} {name}"
 
     def selected(
@@ -128,9 +128,9 @@ class Cover:
         *,
         texts: bool = False,
     ) -> tuple[str, str]:
-        """The columns of such a view, by name and type, and what they are ordered by.
+        """Return the SELECT list of such a view, by column name and type, and its ORDER BY clause.
 
-        `shown` have no values; `texts` says that bytes are text, if they can be.
+        `shown` are columns without values; with `texts`, bytes are decoded as text if possible.
         """
         if self._names is None:
             return "*", ""
@@ -138,16 +138,16 @@ class Cover:
             name: quoted(name) if name in shown else f"{self._function(str(kind), texts=texts)}({quoted(name)})::UUID"
             for name, kind in columns.items()
         }
-        # In storage's order rows would tell of the values: it is that of a hash which everybody can compute.
+        # The stored order would reveal values: rows are stored by a hash that anyone can compute.
         by = f" ORDER BY {', '.join(chosen[name] for name in order)}" if order else ""
-        return ", ".join(f"{each} AS {quoted(name)}" for name, each in chosen.items()), by
+        return ", ".join(f"{expression} AS {quoted(name)}" for name, expression in chosen.items()), by
 
     def put(
         self, view: str, behind: str, shown: Collection[str] = (), order: Collection[str] = (), **how: bool
     ) -> None:
-        """Make the view, in SQL's words, of what is called `behind`; nothing where values are shown.
+        """Create the view `view`, an SQL name, over the hidden table `behind`. Does nothing if values are shown.
 
-        `order` are columns that tell all rows apart.
+        `order` are columns that identify a row.
         """
         if self._names is None:
             return
@@ -158,7 +158,7 @@ class Cover:
 
     def _function(self, kind: str, *, texts: bool) -> str:
         names = self._names
-        assert names is not None  # noqa: S101  nothing is named else
+        assert names is not None  # noqa: S101  only called with a secret
         if (kind, texts) not in self._functions:
             function = f"{self._salt}_{len(self._functions)}"
             named = (lambda column: names.named(_texts(column))) if texts and kind == "BLOB" else names.named
@@ -168,12 +168,12 @@ class Cover:
 
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Bytes as the text that they are, as keys of records are those of tables; else hexadecimal."""
-    return pa.array([None if each is None else text_of(each) for each in column.to_pylist()], pa.string())
+    """Return bytes decoded as text, like keys of records in tables; hexadecimal if they are not UTF-8."""
+    return pa.array([None if data is None else text_of(data) for data in column.to_pylist()], pa.string())
 
 
 def text_of(data: bytes) -> str:
-    """Bytes as the text that they are, else hexadecimal."""
+    """Return bytes decoded as text; hexadecimal if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -181,7 +181,7 @@ def text_of(data: bytes) -> str:
 
 
 def _canonical(value: object) -> bytes:
-    """The same for values that SQL has as equal: numbers of whatever type, times of whatever zone."""
+    """Return the same bytes for values that SQL treats as equal: numbers of any type, times in any zone."""
     match value:
         case bool():
             return b"b%d" % value
@@ -189,10 +189,10 @@ def _canonical(value: object) -> bytes:
             return b"n%d" % value
         case float() | Decimal():
             try:
-                top, bottom = value.as_integer_ratio()
+                numerator, denominator = value.as_integer_ratio()
             except (ValueError, OverflowError):  # NaN, infinity
                 return f"n{value}".lower().encode()
-            return b"n%d" % top if bottom == 1 else b"n%d/%d" % (top, bottom)
+            return b"n%d" % numerator if denominator == 1 else b"n%d/%d" % (numerator, denominator)
         case str():
             return b"s" + value.encode(errors="surrogatepass")
         case datetime():

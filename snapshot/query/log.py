@@ -1,4 +1,4 @@
-"""The history of an app: the versions of all its stages, as they stand on its line; and which could be replayed."""
+"""Log of an app: versions of all stages in the order of its line, and whether they can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,33 +18,35 @@ from ..cut.moments import heads_of, newest, stages_of
 from ..cut.stored import list_snapshots
 
 _CLOCK_SLACK_MS = 3_600_000
-"""How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
+"""Assumed maximum difference between the clocks of storage and writers, for finding snapshots of versions."""
 
 
 class Remaining(NamedTuple):
-    """What is still there of the topic that an input has read."""
+    """Offsets of an input's topic that can still be read."""
 
     starts: tuple[int, ...] = ()
-    """By partition, the first offset from which on Kafka or the input archive has all; empty where nothing is left."""
+    """First offset by partition from which Kafka or the input archive has everything; empty if nothing is left."""
     is_another: bool = False
-    """Whether the topic that has the name now is another one: it was deleted and made again."""
+    """True if the topic was deleted and recreated."""
 
     def has(self, partition: int, offset: int) -> bool:
-        """Whether nothing of a partition from this offset on is gone."""
+        """Return True if all records of a partition from this offset on still exist."""
         return partition < len(self.starts) and self.starts[partition] <= offset
 
 
 RemainingOf = Callable[[Input], Remaining]
-"""Raises `Refused` (the broker does not let us look) and `Unavailable` (Kafka did not answer)."""
+"""Function from an input to its `Remaining`. Raises `Refused` (not authorized) and `Unavailable` (Kafka does not
+respond).
+"""
 
 
 class Unreplayable(NamedTuple):
-    """How far back the versions of a stage cannot be replayed."""
+    """Range of versions of a stage that cannot be replayed."""
 
     version: int
-    """The last version whose input is gone, in part at least."""
+    """Newest version whose input is gone, at least in part."""
     replaced: tuple[str, ...]
-    """Topics that it read and that were deleted and made again since."""
+    """Input topics that were deleted and recreated since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,58 +59,56 @@ class LogEntry:
     time_ms: int
     rows_in: int | None
     rows_out: int
-    """Rows written to channels; the table's changes are not counted."""
+    """Rows written to channels and sinks, without the table's changes."""
     windows: tuple[Window, ...]
-    """What it read of each input partition, empty ones left out."""
+    """Offsets read from each input partition; empty ranges left out."""
     lost: dict[str, Lost]
-    """By input, what a claim passed over because Kafka did not have it any more."""
+    """By input, records that a claim skipped because Kafka did not have them any more."""
     duration_ms: int
     snapshots: tuple[str, ...]
-    """Names of the snapshots whose part of this stage it is."""
+    """Names of the snapshots that include this version."""
     epoch: int
     by: str
     thinned: tuple[int, int] | None = None
-    """The first and the last of the versions right before it, when these were thinned out: none can be restored."""
+    """First and last of the versions right before this one, if they were thinned out and cannot be restored."""
     added: tuple[str, ...] = ()
-    """Of a migration, the columns that the table has from this version on."""
+    """For a migration, the columns that the table has since this version."""
     renamed: str = ""
-    """Of the version that retires a stage because it is renamed, what it is called from then on; of the first under
-    another name, what it was called before."""
+    """Other name of a renamed stage: the new name at the last version, the old name at the first under the new name."""
     watermark_ms: int | None = None
-    """The stage's watermark at this version; None where it has none."""
+    """Watermark of the stage at this version; None if it has none."""
     deployed: str = ""
-    """Of a claim by another program than the one before: its file, with its checksum."""
+    """For a claim by a different program: its file, with the checksum."""
     edited: str = ""
-    """Of an edit, the statement, or where the rows came from."""
+    """For an edit: the statement, or the source of the rows."""
     rewound: int | None = None
-    """Of a rewind, the version whose content it has; 0 for none."""
+    """For a rewind: the version whose content it restores; 0 for the empty state."""
     reset: tuple[str, ...] = ()
-    """Of a reset, the partitions that are read on from elsewhere, as in `flights[0] 42 to 17`."""
+    """For a reset: the changed offsets of partitions, as in `flights[0] 42 to 17`."""
     attached: str = ""
-    """Of the state of a query of Spark's, the batches that this version brought, as in `batches 41 to 97`."""
+    """For an attached Spark query: the batches that this version imported, as in `batches 41 to 97`."""
     replayable: bool | None = None
-    """Whether the version before it and all that it read are still there; None when that is not known, and for one
-    that read nothing."""
+    """True if the previous version and all of the input still exist; None if unknown, or if nothing was read."""
     replaced: tuple[str, ...] = ()
-    """Topics that it read and that were deleted and made again since, as far as that is known."""
+    """Input topics known to be deleted and recreated since."""
 
 
 def entries(
     store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: RemainingOf | None = None
 ) -> tuple[LogEntry, ...]:
-    """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
+    """Return the newest `limit` versions of the app (0 for all), or of one stage, newest first.
 
-    Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
-    each stage, and the snapshots written since the oldest of them. With `held_of`, Kafka is asked what it still holds.
+    Where old versions were collected, the remaining ones follow. Reads the manifests shown, one more per stage, and the
+    snapshots written since the oldest of them. `held_of` checks what can still be read of an input.
 
-    Raises `NotFound` (there is no such app or stage).
+    Raises `NotFound` (no such app or stage).
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), left=True)
+    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), with_kept=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
-    # A snapshot is written after the versions it names, so an older one can name none of these.
+    # A snapshot is written after the versions that it names, so older snapshots cannot name these.
     since_ms = min(manifest.time_ms for manifest in manifests) - _CLOCK_SLACK_MS
     names: dict[tuple[str, int], list[str]] = {}
     for snapshot in list_snapshots(store, app, since_ms=since_ms):
@@ -125,18 +125,22 @@ def _entry(
     held_of: RemainingOf | None,
     limits: Boundary,
 ) -> LogEntry:
-    left, table = limits.before(manifest.stage, manifest.version), manifest.table
-    gone = (left + 1, manifest.version - 1) if left + 1 < manifest.version and not manifest.begins else None
-    earlier = history.before(store, manifest) if gone is None else None
+    previous_kept, table = limits.before(manifest.stage, manifest.version), manifest.table
+    thinned = (
+        (previous_kept + 1, manifest.version - 1)
+        if previous_kept + 1 < manifest.version and not manifest.begins
+        else None
+    )
+    earlier = history.before(store, manifest) if thinned is None else None
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
-    replayable = False if gone else None
+    replayable = False if thinned else None
     replaced: tuple[str, ...] = ()
     if held_of is not None and windows:
-        held = {source.topic: held_of(source) for source in manifest.inputs.values()}
-        replayable = all(held[each.topic].has(each.partition, each.start) for each in windows)
-        replaced = tuple(topic for topic in {each.topic: None for each in windows} if held[topic].is_another)
-    program, before = manifest.program, earlier.program if earlier is not None else None
-    is_another = program is not None and before is not None and program.checksum != before.checksum
+        remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
+        replayable = all(remaining[window.topic].has(window.partition, window.start) for window in windows)
+        replaced = tuple(topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
+    program, previous_program = manifest.program, earlier.program if earlier is not None else None
+    is_another = program is not None and previous_program is not None and program.checksum != previous_program.checksum
     return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
@@ -151,7 +155,7 @@ def _entry(
         snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
         epoch=manifest.epoch,
         by=manifest.by,
-        thinned=gone,
+        thinned=thinned,
         renamed=manifest.called or manifest.former_name,
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
@@ -159,12 +163,12 @@ def _entry(
         deployed=str(program) if is_another and manifest.traits.claims else "",
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
         reset=tuple(
-            f"{read.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
-            for _, read in sorted(manifest.inputs.items())
-            for made in read.resets
-            if made.version == manifest.version
-            # A topic that was made again may have another number of partitions.
-            for partition, (start, end) in enumerate(zip_longest(made.starts, made.ends))
+            f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
+            for _, source in sorted(manifest.inputs.items())
+            for reset in source.resets
+            if reset.version == manifest.version
+            # A recreated topic may have a different number of partitions.
+            for partition, (start, end) in enumerate(zip_longest(reset.starts, reset.ends))
             if start != end
         ),
         attached=batches_brought(manifest),
@@ -174,7 +178,7 @@ def _entry(
 
 
 def batches_brought(manifest: Manifest) -> str:
-    """Which batches of a query of Spark's a version brought: `batch 12`, `batches 41 to 97`; empty for none."""
+    """Return the batches of a Spark query that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
     if (query := manifest.attached or manifest.adopted) is None or not query.batches:
         return ""
     last, first = query.next_batch - 1, query.next_batch - query.batches
@@ -182,20 +186,24 @@ def batches_brought(manifest: Manifest) -> str:
 
 
 def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str, Unreplayable]:
-    """By stage, up to which version the input is gone from Kafka, in part at least; stages without one are left out.
+    """Return, by stage, the newest version that cannot be replayed; stages without one are left out.
 
-    A request a topic, and manifests as a binary search over versions reads them. Raises `NotFound` (there is no such
-    app), and `Refused` (the broker does not let us look).
+    One request per topic, and manifests for a binary search over versions. Raises `NotFound` (no such app) and
+    `Refused` (not authorized).
     """
 
     def is_gone(manifest: Manifest) -> bool:
-        """Whether the version after this one read what is gone."""
-        held = ((held_of(source), source) for source in manifest.inputs.values())
-        return any(not left.has(*place) for left, source in held for place in enumerate(source.offsets))
+        """Return True if the input of the next version is gone."""
+        remaining_by_source = ((held_of(source), source) for source in manifest.inputs.values())
+        return any(
+            not remaining.has(*position)
+            for remaining, source in remaining_by_source
+            for position in enumerate(source.offsets)
+        )
 
-    found, read, first = {}, partial(history.read, store, app), partial(history.first_version, store, app)
+    last_by_stage, read, first = {}, partial(history.read, store, app), partial(history.first_version, store, app)
     for stage, head in heads_of(store, app, stages_of(store, app)).items():
         if (last := history.newest_where(read, first, head, is_gone)) is not None:
             replaced = (source.topic for source in last.inputs.values() if held_of(source).is_another)
-            found[stage] = Unreplayable(min(last.version + 1, head.version), tuple(replaced))
-    return found
+            last_by_stage[stage] = Unreplayable(min(last.version + 1, head.version), tuple(replaced))
+    return last_by_stage

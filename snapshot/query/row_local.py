@@ -1,6 +1,6 @@
-"""Single rows: queries that look at one row of one table at a time, and which rows of two tables are the same.
+"""Row-local queries, which decide on each row of one table by itself, and comparison of rows of two tables.
 
-DuckDB compares them, whatever their types. NaN is NaN, null is null, -0.0 is 0.0.
+DuckDB compares values of any type. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 import json
@@ -18,23 +18,23 @@ from ...store.sst.showable import showable
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"
-"""The column with the rows' numbers."""
+"""Column with the row numbers."""
 
 
 def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
-    """The table that a query is over, and a query for the number (`ROW`) of each row of it that the query returns.
+    """Return the table that a query reads, and a query for the number (`ROW`) of each row that it returns.
 
-    Raises `Refused` (whether it returns a row does not follow from that row alone; says why), `NotFound` (there is no
-    such table) and `Usage` (the SQL is malformed).
+    Raises `Refused` (the result for a row depends on other rows; says why), `NotFound` (no such table) and `Usage` (the
+    SQL is malformed).
     """
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
         if parsed["error"] or len(parsed["statements"]) != 1:
-            raise Usage(f"the predicate is not one query: {parsed.get('error_message', sql)}")
+            raise Usage(f"the predicate is not a single query: {parsed.get('error_message', sql)}")
         node = parsed["statements"][0]["node"]
         aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
         if reason := next(_reasons(node, aggregates), ""):
-            raise Refused(f"whether a row is wrong does not follow from that row alone: the query has {reason}")
+            raise Refused(f"the query does not decide row by row: it has {reason}")
         name = node["from_table"]["table_name"].casefold()
         stage = next((stage for stage in tables if stage.casefold() == name), None)
         if stage is None:
@@ -48,21 +48,21 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
 
 
 def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """The numbers of the rows that a query of `row_local` returns, each once, ascending.
+    """Return the numbers of the rows that a query of `row_local` returns, each once, ascending.
 
-    `rows` has the columns of the table and `ROW`. Raises `Usage` where DuckDB cannot ask it of them.
+    `rows` has the columns of the table and `ROW`. Raises `Usage` (DuckDB cannot run the query).
     """
     with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
         con.register(stage, showable(rows))
         try:
-            found = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
+            numbers = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
         except duckdb.Error as error:
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql}") from error
-    return np.asarray(found.column(0).to_numpy(), np.int64)
+    return np.asarray(numbers.column(0).to_numpy(), np.int64)
 
 
 def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
-    """Why a query does not look at each row of one table by itself."""
+    """Yield the reasons why a query does not decide on each row of one table by itself."""
     if node["type"] != "SELECT_NODE":
         yield "a set operation"
         return
@@ -71,7 +71,7 @@ def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]
         yield {"JOIN": "a join", "SUBQUERY": "a subquery", "EMPTY": "no table"}.get(source, f"a {source.lower()}")
     named = {"GROUP BY": node["group_expressions"], "HAVING": node["having"], "QUALIFY": node["qualify"]}
     named |= {"a sample": node["sample"], "WITH": node["cte_map"]["map"]}
-    yield from (name for name, given in named.items() if given)
+    yield from (name for name, is_used in named.items() if is_used)
     for modifier in node["modifiers"]:
         if modifier["type"] != "ORDER_MODIFIER":
             yield modifier["type"].partition("_")[0]
@@ -84,12 +84,12 @@ def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
             yield "a window function" if node["class"] == "WINDOW" else "a subquery"
         elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
             yield f"the aggregate {node['function_name'].removesuffix('_star')}"
-    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _in_expressions(each, aggregates)
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _in_expressions(child, aggregates)
 
 
 def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
-    """The rows that `ours` has more often than `theirs`, in any order; the columns are the same."""
+    """Return the rows that `ours` has more often than `theirs`, in any order. Both have the same columns."""
     with duckdb.connect() as con:
         con.register("ours", showable(ours))
         con.register("theirs", showable(theirs.select(ours.column_names)))
@@ -97,20 +97,22 @@ def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Where in `rows` those of `wanted` stand, ascending. The columns of `wanted` are compared."""
+    """Return the positions in `rows` of the rows in `wanted`, ascending. Only the columns of `wanted` are compared."""
     tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
     with duckdb.connect() as con:
         con.register("o", showable(wanted))
         con.register("r", showable(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
-        found = con.sql(f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
-    return np.asarray(found["_place"].to_numpy(), np.int64)
+        positions = con.sql(
+            f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(positions["_place"].to_numpy(), np.int64)
 
 
 def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows of two tables that are the same, in pairs: their places in each, ascending in `ours`.
+    """Return pairs of equal rows of two tables, as their positions in each, ascending in `ours`.
 
-    Of rows that several times are there, the first of one table is paired with the first of the other, and so on. The
-    columns of `theirs` are compared.
+    Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
+    of `theirs` are compared.
     """
     names = [quoted(name) for name in theirs.column_names]
     numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
@@ -118,8 +120,8 @@ def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.
     with duckdb.connect() as con:
         for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
             con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
-        found = con.sql(
+        matches = con.sql(
             f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t "
             f"ON {tests} ORDER BY 1"
         ).to_arrow_table()
-    return np.asarray(found["mine"].to_numpy(), np.int64), np.asarray(found["other"].to_numpy(), np.int64)
+    return np.asarray(matches["mine"].to_numpy(), np.int64), np.asarray(matches["other"].to_numpy(), np.int64)

@@ -1,8 +1,8 @@
-"""Rows from anywhere that DuckDB reads, a file, several, or what SQL returns, as the columns of a table.
+"""Rows from any source that DuckDB reads (a file, several files, or a query), as the columns of a table.
 
-A value is taken where its type has the same values in another size or layout, and where none is lost: an integer for a
-wider or narrower one that holds it, a decimal for a double. A number is not taken for text, or a time without a zone
-for one with: what was meant only its owner knows, who says so with a cast in SQL.
+A value is converted if its type has the same values in another size or layout, and none is lost: an integer to a wider
+type, or to a narrower one that holds it; a decimal to a double. A number is not converted to text, and a time without
+a zone not to one with a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ from .clauses import bare
 from .sql import empty_database
 
 _BATCH_ROWS = 1 << 17
-"""Enough that a batch costs its rows, and few enough that some of them are little memory."""
+"""Rows per batch: large enough that overhead is negligible, small enough that several batches fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Where rows come from: one of both, else it raises `Usage`."""
+    """Source of rows: either a file or a query. Raises `Usage` if both or neither is given."""
 
     file: str = ""
-    """What DuckDB's `FROM 'file'` takes: Parquet, CSV or JSON, also as a pattern (`rows/*.parquet`) or a URL."""
+    """Argument of DuckDB's `FROM 'file'`: Parquet, CSV or JSON, also a pattern (`rows/*.parquet`) or a URL."""
     sql: str = ""
-    """A query; statements before it, such as `ATTACH`, are run first."""
+    """Query; statements before it, such as `ATTACH`, are run first."""
     only_files: bool = False
-    """Whether a query cannot be given instead of a file: of an edit, `--sql` is the statement that changes rows."""
+    """True if a query is not an alternative: for an edit, `--sql` is the statement that changes rows."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -48,7 +48,7 @@ class RowSource:
 
     @property
     def remedy(self) -> str:
-        """What renames, casts and leaves out."""
+        """Suggested SQL that renames, casts or drops columns, for hints."""
         select = f"SELECT … FROM '{self.file or '…'}'"
         return (
             f"a file that DuckDB writes by COPY ({select}) TO 'new.parquet'" if self.only_files else f'--sql "{select}"'
@@ -57,13 +57,13 @@ class RowSource:
 
 @contextmanager
 def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
-    """The rows, read once, a batch at a time. Times are in UTC where the source does not say.
+    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source says otherwise.
 
-    Raises `Refused` where DuckDB cannot read it, or what is read is no table.
+    Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
     """
     with closing(empty_database()) as con:
         con.execute("SET TimeZone = 'UTC'")
-        # Nobody has promised an order, and to keep one takes memory.
+        # Preserving the order takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
         try:
             if source.file:
@@ -78,38 +78,37 @@ def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
                 query = bare(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
-            # Also while rows are read.
+            # Raised also by the caller's reads inside of the context.
             sentence, _, more = str(error).strip().partition("\n")
             raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
 
 
 EXAMPLES = 3
-"""Rows that an error's sentence names at most."""
+"""Maximum number of rows shown in an error."""
 
 
-def check(found: pa.Schema, table: Table, source: RowSource) -> None:
-    """See that rows with these columns can be the table's.
+def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
+    """Check that rows with these columns fit the table.
 
     Raises:
-        Refused: a column is missing, is none of the table's, or has a type that is not taken for the declared one; all
-            of them are named.
+        Refused: a column is missing, unknown, or of a type that cannot be converted; the message lists all of them.
     """
     declared = arrow_schema((*table.key, *table.values))
-    if wrong := list(_differences(found, declared)):
+    if wrong := list(_differences(actual, declared)):
         columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
-        internal = any(is_internal(name) for name in declared.names if name not in found.names)
+        internal = any(is_internal(name) for name in declared.names if name not in actual.names)
         raise Refused(
             f"{source} does not fit the table: {'; '.join(wrong)}",
             hint=f"the table has {columns}; {source.remedy} renames, casts and leaves out"
-            + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
+            + ("; columns that begin with _ hold the running state of mean, first and last" if internal else ""),
         )
 
 
 def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
-    """The rows with exactly the table's columns, key first; `check` has passed for their schema.
+    """Return the rows with exactly the table's columns, key first. Their schema must have passed `check`.
 
     Raises:
-        Refused: a value is not one of the declared type, or a key is null; with examples.
+        Refused: a value does not fit its declared type, or a key is null; with examples.
     """
     schema = arrow_schema((*table.key, *table.values))
     columns = []
@@ -118,14 +117,14 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
         try:
             cast = values.cast(field.type)
             if pa.types.is_floating(field.type) and pa.types.is_floating(values.type):
-                # Arrow makes infinity of a double for which a float has no room.
+                # Arrow casts a double that is too large for a float to infinity.
                 lost = pc.and_(pc.is_inf(cast), pc.is_finite(values))
                 if pc.any(lost).as_py():
                     raise pa.ArrowInvalid(f"{values.filter(lost)[0]} is too large")
             columns.append(cast)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
-                f"column {field.name!r} of {source} has a value that is no {field.type}: {error}",
+                f"column {field.name!r} of {source} has a value that is not a valid {field.type}: {error}",
                 hint=f"nothing was written; {source.remedy} casts or leaves out such values",
             ) from error
     fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -133,56 +132,61 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
         if nulls := fitting.column(name).null_count:
             some = fitting.filter(fitting.column(name).is_null()).slice(0, EXAMPLES)
             raise Refused(
-                f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
-                f"looked at, such as {examples(some)}",
+                f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} "
+                f"checked rows, such as {examples(some)}",
                 hint=f"nothing was written; {source.remedy} leaves them out, with WHERE {name} IS NOT NULL",
             )
     return fitting
 
 
 def examples(rows: pa.Table | pa.RecordBatch) -> str:
-    """Rows for an error's sentence."""
+    """Return the text of rows for an error."""
     shown = (", ".join(f"{name}={value!r}" for name, value in row.items()) for row in python_rows(rows))
     return "; ".join(f"({row})" for row in shown)
 
 
-def _differences(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
+def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
     for name in declared.names:
-        if name not in found.names:
-            near = nearest(name, found.names).removeprefix("; ")
+        if name not in actual.names:
+            near = nearest(name, actual.names).removeprefix("; ")
             yield f"it has no column {name!r}{f' ({near})' if near else ''}"
-        elif found.names.count(name) > 1:
+        elif actual.names.count(name) > 1:
             yield f"it has several columns {name!r}"
-    extra = (name for name in dict.fromkeys(found.names) if name not in declared.names)
-    yield from (f"its column {name!r} is none of the table's" for name in extra)
+    extra = (name for name in dict.fromkeys(actual.names) if name not in declared.names)
+    yield from (f"the table has no column {name!r}" for name in extra)
     for field in declared:
-        if found.names.count(field.name) == 1 and not taken(found.field(field.name).type, field.type):
-            yield f"its column {field.name!r} is {found.field(field.name).type}, where the table has {field.type}"
+        if actual.names.count(field.name) == 1 and not taken(actual.field(field.name).type, field.type):
+            yield f"its column {field.name!r} is {actual.field(field.name).type}, but the table has {field.type}"
 
 
-def taken(found: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether values of one type are taken for another, as far as that holds them."""
+def taken(actual: pa.DataType, declared: pa.DataType) -> bool:
+    """Return True if values of one type are converted to another type where they fit."""
     of = pa.types
-    if of.is_null(found):
+    if of.is_null(actual):
         return True
     if of.is_struct(declared):
-        if not of.is_struct(found) or [each.name for each in found] != [each.name for each in declared]:
+        if not of.is_struct(actual) or [field.name for field in actual] != [field.name for field in declared]:
             return False
-        return all(taken(mine.type, its.type) for mine, its in zip(found, declared, strict=True))
+        return all(
+            taken(actual_field.type, declared_field.type)
+            for actual_field, declared_field in zip(actual, declared, strict=True)
+        )
     if of.is_map(declared):
-        inner = ((found.key_type, declared.key_type), (found.item_type, declared.item_type)) if of.is_map(found) else ()
-        return bool(inner) and all(taken(mine, its) for mine, its in inner)
+        inner = (
+            ((actual.key_type, declared.key_type), (actual.item_type, declared.item_type)) if of.is_map(actual) else ()
+        )
+        return bool(inner) and all(taken(actual_type, declared_type) for actual_type, declared_type in inner)
     if of.is_list(declared):
-        is_list = of.is_list(found) or of.is_large_list(found) or of.is_fixed_size_list(found)
-        return is_list and taken(found.value_type, declared.value_type)
+        is_list = of.is_list(actual) or of.is_large_list(actual) or of.is_fixed_size_list(actual)
+        return is_list and taken(actual.value_type, declared.value_type)
     if of.is_integer(declared) or of.is_floating(declared):
-        return bool(of.is_integer(found) or of.is_floating(found) or of.is_decimal(found))
+        return bool(of.is_integer(actual) or of.is_floating(actual) or of.is_decimal(actual))
     if of.is_decimal(declared):
-        # From a double, digits would be made up.
-        return bool(of.is_integer(found) or of.is_decimal(found))
+        # A decimal made from a double would have invented digits.
+        return bool(of.is_integer(actual) or of.is_decimal(actual))
     if of.is_timestamp(declared):
-        return bool(of.is_timestamp(found)) and (found.tz is None) == (declared.tz is None)
+        return bool(of.is_timestamp(actual)) and (actual.tz is None) == (declared.tz is None)
     try:
-        return from_arrow(found) == from_arrow(declared)
+        return from_arrow(actual) == from_arrow(declared)
     except Usage:
         return False

@@ -1,11 +1,10 @@
-"""SQL over the tables of a cut: one DuckDB connection, one view a table, and no way to change anything.
+"""SQL over the tables of a cut: a read-only DuckDB connection with one view per table.
 
-DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the files
-behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot write into the
-store or look around on the machine.
+DuckDB runs in this process over immutable SSTs. Once the views exist, the connection may open only the files behind
+them, its settings are locked, and only reading statements are accepted. A user's SQL can neither write to the store nor
+read other files of the machine.
 
-Besides a cut's own tables there may be views of one at another moment, or at several versions with `_version` of each
-row.
+There may also be views of a table at another moment, or at several versions with the `_version` of each row.
 """
 
 import re
@@ -34,15 +33,15 @@ from .hidden import Cover, is_behind
 from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
-"""DuckDB schema of the channels' views, and name of the table macro that finds them."""
+"""DuckDB schema of the channels' views, and name of the table macro that looks them up."""
 
 VERSIONS = ("_version", "_committed_at")
-"""Columns of a table at several versions that have no values."""
+"""Columns of a table at several versions that are not masked."""
 PLACES = (*ADDRESS, "_receiver")
-"""Those of records on their way."""
+"""Columns of in-flight records that are not masked."""
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
-"""Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
+"""Kinds of statements that may run. DuckDB reports a PIVOT as MULTI."""
 
 _TO_A_FILE = "--out writes a result to a file"
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
@@ -54,23 +53,23 @@ _NO_COLUMN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a statement of somebody who is not to be trusted may take and see."""
+    """Limits on time, memory and visibility for the statements of untrusted users."""
 
     seconds: float = 10.0
-    """After so long it is interrupted; not within one call of a function."""
+    """Seconds after which a statement is interrupted. A single function call is not interrupted."""
     memory_mb: int = 512
-    """MiB that DuckDB may take; it does not go to disk."""
+    """Memory limit of DuckDB in MiB; it does not spill to disk."""
     max_bytes: int = 64 << 20
-    """Of the rows that it returns."""
+    """Maximum size of the returned rows."""
     tables: frozenset[str] | None = None
-    """The tables that it may see; None for any, and for the records on the way and of the archive."""
+    """Visible tables; None for all, with in-flight and archived records."""
     app: str = ""
-    """The app of which alone it may name moments; empty for any."""
+    """Only app whose moments a statement may name; empty for any."""
     secret: bytes = b""
-    """What it sees names in the place of values by (`hidden`); empty where it may see values."""
+    """Secret of the pseudonyms shown instead of values (`hidden`); empty if values are shown."""
 
     def allows(self, table: str) -> bool:
-        """Whether a table may be seen."""
+        """Return True if a table is visible."""
         return self.tables is None or table in self.tables
 
     def check_app(self, app: str) -> None:
@@ -79,13 +78,11 @@ class Bounds:
             raise NotFound("app", app, {self.app})
 
     def check(self, statement: Statement) -> None:
-        """Raise `Usage` where a statement asks for something of the machine, and `NotFound` for a hidden table."""
+        """Raise `Usage` if a statement uses something of the machine, and `NotFound` for a hidden table."""
         for word in words(statement.sql):
             name = word.value.casefold()
             if word.kind in ("name", "quoted") and (name in _OF_THE_MACHINE or name.startswith(_ABOUT_DUCKDB)):
-                raise Usage(
-                    f"{word.value} is not for queries from elsewhere", hint="a query sees the app's tables only"
-                )
+                raise Usage(f"{word.value} is not allowed in remote queries", hint="a query sees the app's tables only")
         if self.tables is None:
             return
         for clause in statement.clauses:
@@ -98,7 +95,7 @@ class Bounds:
 
 
 _OF_THE_MACHINE = frozenset(
-    # Those that take SQL or names as data would get round this very check; others take addresses of memory.
+    # Functions that take SQL or names as data would bypass this check; others take memory addresses.
     {
         "query",
         "query_table",
@@ -116,11 +113,11 @@ _OF_THE_MACHINE = frozenset(
     | {"destroy_external_resource"}
 )
 _ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
-"""What tells of settings and of the files behind views, and what reads files: these are refused once more."""
+"""Prefixes of functions that show settings or files behind views, or read files. Refused in addition to the locks."""
 
 
 def names_channels(sql: str) -> bool:
-    """Whether a query may ask for records in flight."""
+    """Return True if a query may read in-flight records."""
     return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
 
 
@@ -137,28 +134,28 @@ def connect(
     memory: str = "",
     bounds: Bounds | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A connection with one view per table of the cut, named as its stage; for the caller to close.
+    """Open a connection with one view per table of the cut, named as the table. The caller closes it.
 
-    The views use the cache, so it must outlive the connection. Tables that are not among `only`, as `named_tables`
-    finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
-    `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
-    at other moments are in `others`. The table `whole` has its internal columns, too. `memory` is what DuckDB may take
-    before it goes to disk, such as "1 GiB"; empty for its own bound. With `bounds`, tables beyond them are not there.
+    The views use the cache, which must outlive the connection. Only tables in `only` (as `named_tables` returns it;
+    None for all) are opened; the others are empty, and so are tables in `empty` that the cut lacks. The `channels` (as
+    from `channel_tables`) are visible as `inflight('by-route')` or `inflight."by-route"`. `others` are tables at other
+    moments. The table `whole` also has its internal columns. `memory` is DuckDB's limit before it spills to disk, such
+    as "1 GiB"; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
     """
     con = empty_database()
     cover = cover_of(con, bounds)
     try:
-        seen = {name: each for name, each in cut.tables.items() if bounds is None or bounds.allows(name)}
-        opened = {name: manifest for name, manifest in seen.items() if only is None or name in only}
+        visible = {name: manifest for name, manifest in cut.tables.items() if bounds is None or bounds.allows(name)}
+        open_tables = {name: manifest for name, manifest in visible.items() if only is None or name in only}
         files: set[Path] = set()
-        for name, manifest in opened.items():
+        for name, manifest in open_tables.items():
             files |= duckdb_view.register(
                 con, cover.behind(name), store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
             )
-        declared = {name: manifest.table for name, manifest in seen.items() if manifest.table is not None}
+        declared = {name: manifest.table for name, manifest in visible.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
             if bounds is None or bounds.allows(name):
-                if name not in opened:
+                if name not in open_tables:
                     con.register(cover.behind(name), visible_schema(table).empty_table())
                 cover.put(quoted(name), cover.behind(name), order=[column.name for column in table.key])
         if channels is not None:
@@ -168,16 +165,16 @@ def connect(
                 view = f"{SCHEMA_NAME}.{quoted(name)}"
                 con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(cover.behind(f'_channel_{number}'))}")
                 cover.put(view, cover.behind(f"_channel_{number}"), shown=PLACES)
-            # Between the quotes of a shell, a string is easier to write than a quoted name.
+            # In a shell's quotes, a string is easier to write than a quoted name.
             con.execute(
                 f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
                 f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
             )
-        for each in others:
-            files |= register(con, store, cache, each, cover)
+        for clause_table in others:
+            files |= register(con, store, cache, clause_table, cover)
         if bounds is not None:
             con.execute("SET threads = 1")
-            con.execute("SET enable_progress_bar = false")  # which a process that was forked has, as a shell's
+            con.execute("SET enable_progress_bar = false")  # a forked process inherits that of the shell
             con.execute("SET max_temp_directory_size = '0 B'")
         if memory := f"{bounds.memory_mb} MiB" if bounds is not None else memory:
             con.execute("SET memory_limit = $memory", {"memory": memory})
@@ -191,23 +188,23 @@ def connect(
 
 
 def cover_of(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Cover:
-    """How the views of a connection show values."""
+    """Return the `Cover` of a connection, with pseudonyms if the bounds have a secret."""
     return Cover(con, bounds.secret if bounds is not None else b"")
 
 
 def empty_database() -> duckdb.DuckDBPyConnection:
-    """A database in memory, for the caller to close."""
+    """Open a database in memory. The caller closes it."""
     # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
     spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
-    # Python's own variables are no tables of anybody's app.
+    # Without replacements, Python variables are not visible as tables.
     return duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """The tables that decide what a statement returns: those it names; all, if it may name them otherwise.
+    """Return the tables that decide what a statement returns: those it names, or all if it may name them indirectly.
 
-    The others need not be opened, and damage to them does no harm. `or_all` is whether a statement that names none has
-    others in mind.
+    The others need not be opened, so damage to them does not matter. With `or_all`, a statement that names none reads
+    all.
     """
     text = sql.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
@@ -223,13 +220,12 @@ def run_query(
     hint: str = _TO_A_FILE,
     bounds: Bounds | None = None,
 ) -> pa.Table:
-    """The rows of one reading statement; at most `max_rows` of them, when that is given.
+    """Return the rows of one reading statement, at most `max_rows` if given.
 
-    `hint` is what to do instead of a statement that writes. With `bounds`, `TooMuch` where it goes beyond
-    them. Raises `Usage` (the SQL is wrong, more than one statement
-    or none, or one that does not only read: in DuckDB's own words), `NotFound` (it names a table or column that the cut
-    does not have; tells the nearest) and `SlackwaterError` (duckDB could not carry it out (for example for want of
-    memory)).
+    `hint` suggests what to do instead of a statement that writes. Raises `Usage` (the SQL is wrong in DuckDB's words,
+    is not exactly one statement, or does not only read), `NotFound` (a table or column does not exist; names the
+    nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a bound
+    was exceeded).
     """
     statement = reading(con, sql, hint=hint)
     try:
@@ -260,13 +256,13 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
             size += part.nbytes
             if size > bounds.max_bytes:
                 raise TooMuch(
-                    f"the rows take more than {bounds.max_bytes >> 20} MiB", hint="ask for fewer columns or rows"
+                    f"the result is larger than {bounds.max_bytes >> 20} MiB", hint="select fewer columns or rows"
                 )
         return pa.Table.from_batches(parts, reader.schema)
     except (duckdb.Error, OSError) as error:
         if is_over.is_set():
-            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="ask for less at once") from None
-        if isinstance(error, OSError):  # Arrow's, of an error while rows came
+            raise TooMuch(f"the query took more than {bounds.seconds:g} s", hint="select less data") from None
+        if isinstance(error, OSError):  # raised by Arrow while rows are read
             raise SlackwaterError(str(error).partition("\n")[0]) from None
         raise
     finally:
@@ -274,24 +270,24 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
 
 
 def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:
-    """The text of the one statement in `sql`, which no table is looked up for.
+    """Return the text of the one statement in `sql`, without looking up tables.
 
-    Raises `Usage` where it is wrong, or not one that only reads.
+    Raises `Usage` (the SQL is wrong, or does not only read).
     """
     try:
         statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
     except duckdb.Error as error:
-        said = in_words(con, sql, error)
+        usage_error = in_words(con, sql, error)
         if is_condition(sql):
-            said.hint = f"this is a condition; write a whole query: FROM TABLE WHERE {sql.strip()}"
-        raise said from error
+            usage_error.hint = f"this is a condition; write a whole query: FROM TABLE WHERE {sql.strip()}"
+        raise usage_error from error
     if len(statements) != 1:
         raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=query)
     kind = statements[0].type.name
     if kind == "EXPLAIN":
-        # EXPLAIN ANALYZE carries out what it explains.
-        explained, found = _EXPLAIN.subn("", bare(statements[0].query), count=1)
-        reading(con, explained if found else "", hint=hint)
+        # EXPLAIN ANALYZE runs the statement.
+        explained, num_replaced = _EXPLAIN.subn("", bare(statements[0].query), count=1)
+        reading(con, explained if num_replaced else "", hint=hint)
     elif kind not in _READING:
         raise Usage(
             f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",
@@ -302,33 +298,33 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
 
 
 def is_condition(sql: str) -> bool:
-    """Say if a text is a condition, such as stands behind WHERE, and no statement. Raises `Usage` as `understand`."""
+    """Return True if a text is a condition, as after WHERE, and not a statement. Raises `Usage` like `understand`."""
     return not is_statement(sql) and is_statement(f"SELECT ({bare(sql)})", most=1)
 
 
 def is_statement(sql: str, *, most: int = 1_000) -> bool:
-    """Say if DuckDB can parse a text, as up to `most` statements. Raises `Usage` as `understand`."""
+    """Return True if DuckDB can parse a text as up to `most` statements. Raises `Usage` like `understand`."""
     with duckdb.connect() as con, suppress(duckdb.Error):
         return 0 < len(con.extract_statements(understand(sql).sql)) <= most
     return False
 
 
 def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
-    """DuckDB's error as one of ours: `Usage`, `NotFound` with the nearest name, or what says that it could not."""
-    words, query = str(error).strip(), f"query: {sql.strip()}"
-    if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
+    """Return DuckDB's error as one of ours: `Usage`, `NotFound` with the nearest name, or `SlackwaterError`."""
+    message, query = str(error).strip(), f"query: {sql.strip()}"
+    if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(message)):
         return NotFound("table", match[1], _columns(con), hint=query)
-    if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(words)):
+    if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(message)):
         tables, text = _columns(con), sql.casefold()
-        # What another table has is no help, such as what is kept of rejected records.
-        named = [names for table, names in tables.items() if table.casefold() in text] or list(tables.values())
-        known = {column for names in named for column in names}
-        return NotFound("column", match[1] or match[2], known, hint=query)
-    sentence, _, more = words.partition("\n")
-    quoted = "\n".join(filter(None, (more.strip("\n"), query)))
+        # Columns of other tables, such as those of rejected records, are poor suggestions.
+        relevant = [names for table, names in tables.items() if table.casefold() in text] or list(tables.values())
+        columns = {column for names in relevant for column in names}
+        return NotFound("column", match[1] or match[2], columns, hint=query)
+    sentence, _, details = message.partition("\n")
+    quoted = "\n".join(filter(None, (details.strip("\n"), query)))
     if isinstance(error, duckdb.PermissionException):
         return SlackwaterError(
-            sentence, quoted=quoted, hint="a query sees the app's tables only, no file and no setting"
+            sentence, quoted=quoted, hint="a query can read the app's tables only, no files and no settings"
         )
     if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
         return Usage(sentence, quoted=quoted)
@@ -336,10 +332,10 @@ def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> S
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """The visible columns of each table."""
-    found = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    """Return the visible columns of each table."""
+    rows = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     columns: dict[str, list[str]] = {}
-    for table, column in found:
+    for table, column in rows:
         if not is_behind(table):
             columns.setdefault(table, []).append(column)
     return columns
@@ -348,16 +344,15 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
 def register(
     con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable, cover: Cover
 ) -> frozenset[Path]:
-    """Make the view of a clause, and none for a table that nobody knows. Returns the files that it reads.
+    """Create the view of a clause, or none for an unknown table. Returns the files that the view reads.
 
-    At several versions each row has `_version` and `_committed_at`, and a row that did not change is there once for
-    each of them.
+    At several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
     """
     schema, name = other.clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
     if other.table is None:
         return frozenset()
-    table, behind = other.clause.table, cover.behind(f"{schema} {other.clause.table}")
+    table, hidden_view = other.clause.table, cover.behind(f"{schema} {other.clause.table}")
     cuts = [cut for cut in other.cuts if table in cut.tables]
     manifests = [cut.tables[table] for cut in cuts]
     is_numbered = isinstance(other.clause, Versions)
@@ -365,13 +360,13 @@ def register(
     if not any(manifest.ssts for manifest in manifests):
         numbers = (pa.field("_version", pa.int64()), pa.field("_committed_at", pa.timestamp("us", "UTC")))
         columns = (*visible_schema(other.table), *(numbers if is_numbered else ()))
-        con.register(behind, pa.schema(columns).empty_table())
+        con.register(hidden_view, pa.schema(columns).empty_table())
     elif is_numbered:
-        files = duckdb_versions.register(con, behind, store, cache, manifests)
+        files = duckdb_versions.register(con, hidden_view, store, cache, manifests)
     else:
-        files = duckdb_view.register(con, behind, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
+        files = duckdb_view.register(con, hidden_view, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
     view = f"{quoted(schema)}.{quoted(name)}"
-    con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {quoted(behind)}")
+    con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {quoted(hidden_view)}")
     order = [*(column.name for column in other.table.key), *VERSIONS[:1] * is_numbered]
-    cover.put(view, behind, VERSIONS if is_numbered else (), order)
+    cover.put(view, hidden_view, VERSIONS if is_numbered else (), order)
     return files

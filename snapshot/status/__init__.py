@@ -1,3 +1,3 @@
-"""How an app is doing: how far its stages are, which of them run, and what they cost."""
+"""Status of an app: lag of its stages, which of them run, and costs."""
 
 __all__ = ["archives", "lag", "overview"]

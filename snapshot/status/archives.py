@@ -1,4 +1,4 @@
-"""How far an app's input archives are: what they hold, what they lack of what was read, and their gaps."""
+"""Status of an app's input archives: contents, records read but not archived yet, and gaps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,38 +15,38 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStatus:
-    """What the archive of a topic holds."""
+    """Status of the archive of a topic."""
 
     topic: str
     life: int
-    """Which topic of that name: more than 1 where one was deleted and made anew."""
+    """Number of the topic of that name: more than 1 if the topic was deleted and recreated."""
     records: int
     objects: int
     bytes: int
     since_ms: int
-    """The time of the earliest record, in ms since 1970; 0 where there is none."""
+    """Time of the earliest record, in ms since 1970; 0 for none."""
     behind: int
-    """Offsets that were read behind all that it has, and that it has not yet."""
+    """Number of offsets that were read after the end of the archive and are not archived yet."""
     gaps: tuple[str, ...]
-    """Offsets between what it holds that it never had, each as `[0]@10..20`: what is read there ends with an error."""
+    """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading one raises an error."""
     holds: tuple[str, ...]
-    """What it holds, likewise."""
+    """Ranges of offsets in the archive, in the same form."""
 
 
 def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
-    """What an archive holds, by its index, beside what these stages have read."""
+    """Return the status of an archive, by its index and by the inputs of these stages."""
     inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
-    mine = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
-    owed = archive.owes(read for at in mine for read in stretches(None, at, former=False))
-    last = {each.partition: each.end for each in archive.covered}
-    behind = count(each for each in owed if each.first >= last.get(each.partition, 0))
+    same_topic = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
+    missing = archive.owes(read for at in same_topic for read in stretches(None, at, former=False))
+    last = {extent.partition: extent.end for extent in archive.covered}
+    behind = count(extent for extent in missing if extent.first >= last.get(extent.partition, 0))
     return ArchiveStatus(
         archive.topic,
         archive.life,
         archive.rows,
         len(archive.objects),
         archive.bytes,
-        min((each.time_min_ms for each in archive.objects), default=0),
+        min((archived.time_min_ms for archived in archive.objects), default=0),
         behind,
         tuple(map(str, archive.gaps)),
         tuple(map(str, archive.covered)),
@@ -56,11 +56,11 @@ def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveS
 def archives_of(
     store: ObjectStore, app: str, heads: Iterable[Manifest], damaged: dict[str, Corruption] | None = None
 ) -> tuple[ArchiveStatus, ...]:
-    """The archives of an app, whose stages' newest versions are these.
+    """Return the status of each archive of an app. `heads` are the newest versions of its stages.
 
-    A listing, and a listing and a read for each. Raises as `index.all_of`.
+    One list request, and one more with a read for each archive. Raises `Corruption` unless `damaged` collects it.
     """
-    known = tuple(heads)
+    manifests = tuple(heads)
     newest = index.topics(store, app)
-    found = index.all_of(store, app, damaged)
-    return tuple(status_of(each, known if each.life == newest[each.topic] else ()) for each in found)
+    archives = index.all_of(store, app, damaged)
+    return tuple(status_of(archive, manifests if archive.life == newest[archive.topic] else ()) for archive in archives)

@@ -1,4 +1,4 @@
-"""Lag of stages behind their inputs, by manifests and the ends of topics."""
+"""Lag of stages behind their inputs, by manifests and the end offsets of topics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,93 +10,92 @@ from ...store.versions.manifest import Input, Manifest
 from ...store.versions.published import Place
 
 EndsOf = Callable[[Input], tuple[int, ...] | None]
-"""End offsets of the user's topic of an input, by partition; None when they are not known, or it is another topic."""
+"""Function from an input to the end offsets of its topic, by partition; None if unknown or if recreated."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLag:
-    """How far one input of a stage has not been read. None is what nobody knows."""
+    """Lag of one input of a stage. None means unknown."""
 
     name: str
-    """As declared."""
+    """Declared name."""
     topic: str
     upstream: str
-    """The stage that writes it; empty for a user's topic."""
+    """Stage that writes the topic; empty for a user's topic."""
     offsets: tuple[int, ...]
-    """The next to read, by partition."""
+    """Next offset to read, by partition."""
     ends: tuple[int, ...] | None
-    """Where the topic ends, by partition."""
+    """End offsets of the topic, by partition."""
     lag: int | None
-    """Offsets: of records and of marks of transactions in a user's topic, of Arrow batches and markers in a repartition
-    topic."""
+    """Unread offsets, including transaction markers of a user's topic and snapshot markers of a repartition topic."""
     records: int | None
-    """Of a user's topic as `lag`: whether each offset has a record, nobody knows before it is read. Rows of a
-    repartition topic; None too where a reader began amidst a topic."""
+    """Unread rows of a repartition topic, None if the reader did not start at the beginning; for a user's topic the
+    same as `lag`, since only reading tells which offsets have a record.
+    """
     versions: int | None
-    """Of a repartition topic: committed versions of its writer, those that sent nothing among them; 0 once all
-    messages are read."""
+    """Unread versions of the sender of a repartition topic, even if they sent nothing; 0 once all messages are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkLag:
-    """How far one sink of a stage is not published."""
+    """Lag of one sink of a stage."""
 
     name: str
-    """As declared."""
+    """Declared name."""
     topic: str
-    """The internal topic."""
+    """Internal topic of the sink."""
     place: int | None
-    """The version up to which it is published; None before its publisher's first start."""
+    """Version up to which the sink is published; None before the publisher's first start."""
     rows: int
-    """That are committed and not published."""
+    """Number of committed rows that are not published."""
     versions: int
-    """Of the stage since; 0 where they brought no rows."""
+    """Number of versions since the published one; 0 if they have no rows."""
     sent: int = 0
-    """Rows that the stage has given it since it began."""
+    """Number of rows that the stage has sent to the sink since it began."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLag:
-    """How far one stage is, and whether it runs."""
+    """Lag of one stage, and whether it runs."""
 
     app: str
     stage: str
     inputs: tuple[InputLag, ...]
     running: bool | None
-    """Whether a runner that gives signs of life has it; None when that is not known."""
+    """True if a runner with a recent heartbeat runs the stage; None if unknown."""
     sinks: tuple[SinkLag, ...] = ()
-    """Of a stage of the run that reports."""
+    """Sinks that this run publishes."""
 
     @property
     def unit(self) -> str:
-        """What `records` counts: rows where all inputs are repartition topics, else offsets."""
-        return "row" if self.inputs and all(one.upstream for one in self.inputs) else "offset"
+        """Unit of `records`: rows if all inputs are repartition topics, else offsets."""
+        return "row" if self.inputs and all(input_lag.upstream for input_lag in self.inputs) else "offset"
 
     @property
     def records(self) -> int | None:
-        """What is left to read of all inputs; None when that of one is not known."""
-        counts = [one.records for one in self.inputs]
+        """Unread records of all inputs; None if unknown for one of them."""
+        counts = [input_lag.records for input_lag in self.inputs]
         return None if None in counts else sum(count or 0 for count in counts)
 
 
 def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
-    """The lag of each sink of `head`, by where its publisher is: None for one that has not begun."""
-    found = []
+    """Return the lag of each sink of `head`. `places` has the progress of publishers, None before the first start."""
+    lags = []
     for name, sink in head.sinks.items():
         if name not in places:
-            continue  # nobody publishes it
+            continue  # it has no publisher
         place = places[name]
         rows = published.behind(sink, place)
-        at = place.version if place is not None else None
-        versions = head.version - (at or sink.since) if rows else 0
-        found.append(SinkLag(name, sink.topic, at, rows, versions, sink.sent))
-    return tuple(found)
+        version = place.version if place is not None else None
+        versions = head.version - (version or sink.since) if rows else 0
+        lags.append(SinkLag(name, sink.topic, version, rows, versions, sink.sent))
+    return tuple(lags)
 
 
 def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> InputLag:
-    """The lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
+    """Return the lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
 
-    A retired stage has none: it is to read nothing more.
+    The lag of a retired stage is unknown, since it reads nothing any more.
     """
     source = head.inputs[name]
     lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
@@ -105,11 +104,11 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     ends = output.ends if output is not None else None if source.upstream or head.retired else ends_of(source)
     if head.retired or ends is None:
         return lag(None, None, None, None)
-    messages = sum(one.last - one.first for one in ranges(source.offsets, ends))
+    messages = sum(unread_range.last - unread_range.first for unread_range in ranges(source.offsets, ends))
     if sender is None or output is None:
         return lag(ends, messages, messages, None)
     if messages == 0:
-        # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
+        # Unread versions sent nothing here: claims, compactions, batches whose rows went to other channels.
         return lag(ends, 0, 0, 0)
     rows = unread(output, source)
     return lag(ends, messages, None if rows is None else max(0, rows), max(0, sender.version - source.version))

@@ -1,11 +1,9 @@
-"""How far every stage of an app is, from the newest versions of its stages alone.
+"""Overview of an app from the newest versions of its stages alone, and its cost.
 
-A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
+A few requests per stage; no state is read. The number of keys is therefore an upper bound.
 
-What an app costs: requests and bytes an hour, what is stored, and what S3 would take for it in a month.
-
-Each manifest has the sums so far, so what a stage took in some time is the difference of two; the requests to find out
-do not depend on how many versions lie in between, but for a search over their numbers.
+The cost is requests and bytes per hour, stored bytes, and the monthly price in S3. Each manifest has running totals, so
+the usage over a period is the difference of two manifests, found by a binary search over version numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,29 +33,29 @@ from .archives import ArchiveStatus, archives_of
 from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
 
 _RECENT = 100
-"""Versions that figures of a table are told of."""
+"""Number of versions that the figures of a table cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """How a stage's table does, in RocksDB's words. A ratio is None when there was nothing to divide by."""
+    """Figures of a stage's table, in the terms of RocksDB. A ratio is None if its divisor is 0."""
 
     versions: int
-    """The newest so many versions are what ratios and times are of."""
+    """Number of newest versions that ratios and times cover."""
     l0_files: int
-    """SSTs of level 0 in the state partition that has most of them."""
+    """SSTs of level 0 in the state partition with most of them."""
     debt_bytes: int
-    """What compaction is to merge now."""
+    """Bytes that compaction must merge now."""
     read_amplification: float | None
-    """SSTs searched for each key that was looked up; those that a filter ruled out are not among them."""
+    """SSTs searched per key looked up, without those that a filter excluded."""
     write_amplification: float | None
-    """Bytes written by batches and compactions for each byte that batches wrote."""
+    """Bytes written by batches and compactions per byte written by batches."""
     filter_hits: float | None
-    """The part of the probes that a filter ruled out."""
+    """Share of look-ups in an SST that a filter answered, 0 to 1."""
     cache_hits: float | None
-    """The part of the SSTs looked into that the machine had."""
+    """Share of the SSTs read that were in the local cache, 0 to 1."""
     commit_ms: float | None
-    """The put of a manifest, on average."""
+    """Average duration of the put of a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,74 +68,74 @@ class StageOverview:
     kind: VersionKind
     by: str
     runner: str | None
-    """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""
+    """Runner of the stage, as host:pid; empty for none, None if unknown."""
     time_ms: int
     rows: int | None
     """Rows that the newest version read."""
     keys: int | None
-    """Keys in the table, at most; None without a table."""
+    """Upper bound of the keys in the table; None without a table."""
     keys_exact: bool
-    """False when rows expire, or sorted runs overlap: `keys` then counts a key once for each run that has it."""
+    """False if rows expire or runs overlap: `keys` then counts a key once per run that has it."""
     ssts: int
     bytes: int
     inputs: tuple[InputLag, ...]
     retired: bool
-    """Whether it has no part in the app any more; then it has no lag."""
+    """True if the stage is no longer part of the app; it then has no lag."""
     figures: TableFigures | None
-    """Only in detail, and of a stage with a table."""
+    """Figures of the table; None without details, or without a table."""
     sinks: tuple[SinkLag, ...] = ()
-    """As far as the store knows: publishers note where they are every few seconds."""
+    """Lag of the sinks by the store; publishers save their progress every few seconds."""
     rejected: int = 0
-    """Records that it rejected since it began."""
+    """Number of records rejected since the stage began."""
     rejected_waiting: int = 0
-    """Of these, those that were not retried."""
+    """Number of rejected records that were not retried."""
     since: dict[str, int] = field(default_factory=dict)
-    """Columns that migrations added to the table, and the version that each is there since."""
+    """Columns that migrations added to the table, and the first version that has each."""
     called: str = ""
-    """Of one that is retired because it was renamed, what it is called since."""
+    """New name of a stage that was retired by a rename."""
     watermark_ms: int | None = None
-    """Its watermark; None where it has none."""
+    """Watermark of the stage; None if it has none."""
     ahead: int = 0
-    """Rows since it began whose event time was too far ahead of the clock."""
+    """Number of rows since the stage began whose event time was too far ahead of the clock."""
     attached: Followed | None = None
-    """Of the state of a query of Spark's, how far it has come."""
+    """Progress of an attached Spark query."""
     batches_behind: int | None = None
-    """How many batches of that query it lacks, as whoever follows it said last; None where nobody does."""
+    """Batches of the attached query that are not imported yet, by the last heartbeat; None if unknown."""
     late: int = 0
-    """Rows since it began that were left out of the table, because they came too late."""
+    """Number of rows since the stage began that were dropped as late."""
     waits_for: str = ""
-    """What it waited for when its runner gave its last sign of life; empty where it worked, or nobody knows."""
+    """Reason why the stage was waiting at its runner's last heartbeat; empty if it was working, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppOverview:
-    """One app."""
+    """State of one app: its stages, replicas and archives."""
 
     app: str
     created_ms: int
     origin: Origin | None
     stages: tuple[StageOverview, ...]
-    """Upstream first."""
+    """Stages, upstream first."""
     requested: tuple[str, ...]
-    """Snapshots that were asked for and are not complete yet."""
+    """Requested snapshots that are not complete yet."""
     names: tuple[str, ...] = ()
-    """What it is called by promotions: the name that went over to it, or `NAME~1` where one was promoted over it."""
+    """Names given by promotions: the name that the app took over, or `NAME~1` if another app took it over."""
     archives: tuple[ArchiveStatus, ...] = ()
-    """Of the topics that it reads."""
+    """Archives of the topics that the app reads."""
     damaged: tuple[str, ...] = ()
-    """A sentence for each stage that is left out because its newest manifest cannot be read."""
+    """A sentence for each part that is left out because it cannot be read."""
     replica: Replica | None = None
-    """What its folder says of itself; None of an app that was never copied or recovered here."""
+    """Replica note in the app's folder; None if the app was never copied or recovered here."""
     complete_ms: int = 0
-    """Of a replica, when it lacked nothing; 0 for never yet, and of all others."""
+    """For a replica, the time up to which it is complete; 0 for never, and for other apps."""
     replicas: tuple[ReplicaLag, ...] = ()
-    """Its replicas under other roots, as far as they have left word here."""
+    """Replicas of the app under other roots, by the progress they have saved here."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
-    """How far `app` is; with `in_detail` also how its tables do, which takes a request more for each stage with one.
+    """Return the overview of `app`. With `in_detail` also figures of its tables: one more request per table.
 
-    Raises `NotFound` (there is no such app).
+    Raises `NotFound` (no such app).
     """
     info = apps.read_app(store, app)
     heads: dict[str, Manifest] = {}
@@ -145,28 +143,28 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     for stage in history.list_stages(store, app):
         with _noted(damaged, f"{app}/{stage}"):
             heads |= newest(store, app, (stage,))
-    alive: tuple[runners.Beat, ...] | None = None
-    with _noted(damaged, f"{app}: which stages run is not known"):
-        alive = runners.beats(store, app, instants.now_ms())
+    beats: tuple[runners.Beat, ...] | None = None
+    with _noted(damaged, f"{app}: running stages are unknown"):
+        beats = runners.beats(store, app, instants.now_ms())
     sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
-        with _noted(damaged, f"{app}/{stage}: how far its sinks are is not known"):
+        with _noted(damaged, f"{app}/{stage}: progress of its sinks is unknown"):
             sinks[stage] = sink_lags(head, published.places(store, head))
 
     stages = tuple(
-        _stage_overview(heads[stage], heads, ends_of, alive, sinks[stage], store if in_detail else None)
+        _stage_overview(heads[stage], heads, ends_of, beats, sinks[stage], store if in_detail else None)
         for stage in order(heads)
     )
     requested = tuple(request.name for request in open_requests(store, app))
-    called = {head.promotion.name for head in heads.values() if head.promotion is not None}
-    had = {name: apps.promoted(store, name) for name in sorted(called)}
+    promoted_names = {head.promotion.name for head in heads.values() if head.promotion is not None}
+    owners_by_name = {name: apps.promoted(store, name) for name in sorted(promoted_names)}
     names = tuple(
         f"{name}~{folders.index(app)}" if folders.index(app) else name
-        for name, folders in had.items()
+        for name, folders in owners_by_name.items()
         if app in folders
     )
     replica, complete_ms, lags = None, 0, tuple[ReplicaLag, ...]()
-    with _noted(damaged, f"{app}: how far its replicas are is not known"):
+    with _noted(damaged, f"{app}: progress of its replicas is unknown"):
         replica = replicas.find(store, app)
         if replica is not None and replica.state == "copy":
             cut = newest_cut(store, app)
@@ -174,18 +172,18 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
     archives: tuple[ArchiveStatus, ...] = ()
-    with _noted(damaged, f"{app}: how far its input archive is is not known"):
+    with _noted(damaged, f"{app}: state of its input archive is unknown"):
         archives = archives_of(store, app, heads.values())
-    found = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
-    return AppOverview(*found, replica, complete_ms, lags)
+    fields = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
+    return AppOverview(*fields, replica, complete_ms, lags)
 
 
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
-    """How far the stages were at a moment, as its manifests say: of users' topics nobody knows the ends of then."""
+    """Return the stages at a moment, by its manifests. End offsets of users' topics are unknown for the past."""
     stages = cut.stages
-    # Where publishers were is not kept: of sinks what the stage had given them is told.
+    # The progress of publishers is not versioned, so sinks show only the rows sent to them.
     sinks = {
-        stage: tuple(SinkLag(name, one.topic, None, 0, 0, one.sent) for name, one in m.sinks.items())
+        stage: tuple(SinkLag(name, sink.topic, None, 0, 0, sink.sent) for name, sink in m.sinks.items())
         for stage, m in stages.items()
     }
     return tuple(
@@ -197,11 +195,11 @@ def _stage_overview(
     head: Manifest,
     heads: Mapping[str, Manifest],
     ends_of: EndsOf,
-    alive: Sequence[runners.Beat] | None,
+    beats: Sequence[runners.Beat] | None,
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
 ) -> StageOverview:
-    """One stage at a version, beside those of the others; with a store in detail."""
+    """Return the overview of one stage at a version. With a store, in detail."""
     rejects, times = rejected_of(head), head.event_time
     return StageOverview(
         stage=head.stage,
@@ -209,7 +207,7 @@ def _stage_overview(
         epoch=head.epoch,
         kind=head.kind,
         by=head.by,
-        runner=None if alive is None else runners.runner_of(head, alive),
+        runner=None if beats is None else runners.runner_of(head, beats),
         time_ms=head.time_ms,
         rows=rows_read(head),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
@@ -227,53 +225,55 @@ def _stage_overview(
         watermark_ms=head.watermark_ms,
         ahead=times.ahead_total if times is not None else 0,
         attached=head.attached,
-        batches_behind=runners.batches_behind(head, alive or ()),
+        batches_behind=runners.batches_behind(head, beats or ()),
         late=times.late_total if times is not None else 0,
-        waits_for=runners.waits_for(head, alive or ()),
+        waits_for=runners.waits_for(head, beats or ()),
     )
 
 
 @contextmanager
-def _noted(damaged: list[str], what: str, kinds: tuple[type[SlackwaterError], ...] = (Corruption,)) -> Iterator[None]:
-    """Adds a sentence about `what` where something in the block cannot be read."""
+def _noted(
+    damaged: list[str], subject: str, kinds: tuple[type[SlackwaterError], ...] = (Corruption,)
+) -> Iterator[None]:
+    """Append a sentence about `subject` to `damaged` if the block raises one of `kinds`."""
     try:
         yield
     except kinds as error:
-        damaged.append(f"{what}: {error.message} ({error.hint})")
+        damaged.append(f"{subject}: {error.message} ({error.hint})")
 
 
 def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
-    """All apps of the store, or `app` alone and in detail; and a sentence for each thing that cannot be read.
+    """Return the overview of every app, or of `app` alone in detail; and a sentence per unreadable part.
 
-    Raises `NotFound` (there is no such app), `Corruption` (what says who `app` is cannot be read), and `Refused` (`app`
-    is being removed).
+    Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is being
+    removed).
     """
     if app is not None:
-        found = overview(store, app, ends_of, in_detail=True)
-        return (found,), found.damaged
+        app_overview = overview(store, app, ends_of, in_detail=True)
+        return (app_overview,), app_overview.damaged
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
     for name in apps.list_apps(store):
-        with _noted(damaged, name, (Corruption, Refused)):  # refused: it is being removed
+        with _noted(damaged, name, (Corruption, Refused)):  # `Refused`: being removed
             apps_found.append(overview(store, name, ends_of))
             damaged += apps_found[-1].damaged
     return tuple(apps_found), tuple(damaged)
 
 
 def _figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
-    # numpy and Arrow, which a look without details does without.
+    # Imports numpy and Arrow, which the overview without details does not need.
     from ...store.compaction.picker import pick_for
 
-    versions, took = recent(store, head, _RECENT)
+    versions, usage = recent(store, head, _RECENT)
     return TableFigures(
         versions=versions,
         l0_files=l0_files(head.ssts, table.partitions),
-        debt_bytes=sum(one.input_bytes for one in pick_for(head)),
-        read_amplification=_ratio(took.searched - took.filtered, took.keys),
-        write_amplification=_ratio(took.flushed_bytes + took.compacted_bytes, took.flushed_bytes),
-        filter_hits=_ratio(took.filtered, took.searched),
-        cache_hits=_ratio(took.cache_hits, took.cache_hits + took.cache_misses),
-        commit_ms=_ratio(took.commit_ms, took.commits),
+        debt_bytes=sum(merge.input_bytes for merge in pick_for(head)),
+        read_amplification=_ratio(usage.searched - usage.filtered, usage.keys),
+        write_amplification=_ratio(usage.flushed_bytes + usage.compacted_bytes, usage.flushed_bytes),
+        filter_hits=_ratio(usage.filtered, usage.searched),
+        cache_hits=_ratio(usage.cache_hits, usage.cache_hits + usage.cache_misses),
+        commit_ms=_ratio(usage.commit_ms, usage.commits),
     )
 
 
@@ -283,30 +283,30 @@ def _ratio(part: int, whole: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class StageUsage:
-    """What one stage took, and what it has in the store: without the SSTs of the app that this one is a clone of."""
+    """Usage of one stage, and its stored bytes. SSTs of the app that this one is a clone of are not counted."""
 
     head: Manifest
     versions: int
-    """How many versions it is the last of; 0 when none was committed in that time."""
+    """Number of versions in the period; 0 if none was committed."""
     taken: Stats
-    """What these took."""
+    """Requests, bytes and time of these versions."""
     table_bytes: int
-    """SSTs of the newest version."""
+    """Size of the SSTs of the newest version."""
     sst_bytes: int
-    """All SSTs of the versions from which on the history is whole: those of the first, and each that came after it."""
+    """Size of all SSTs of the gapless history: those of its first version, and every one written since."""
     stored_bytes: int
-    """The same with manifests, and with whatever else was put since, left-overs too: `sst_bytes` at least."""
+    """Size of all stored objects: `sst_bytes`, plus manifests and everything else written since, including orphans."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage, or the sum of them. Requests and bytes are those of an hour in which it runs."""
+    """Cost of one stage, or the total. Requests and bytes are per hour of running."""
 
     stage: str
     versions: int
-    """The newest so many versions are counted."""
+    """Number of newest versions that are counted."""
     counted_ms: int
-    """The time that these cover; 0 when none was committed lately, and then the rates are 0 as well."""
+    """Time that these versions cover; 0 if none was committed lately, and then all rates are 0."""
     gets: int
     puts: int
     lists: int
@@ -314,42 +314,42 @@ class StageCost:
     bytes_read: int
     bytes_written: int
     table_bytes: int
-    """SSTs of the newest version."""
+    """Size of the SSTs of the newest version."""
     sst_bytes: int
-    """SSTs of all versions, as far back as the history is whole."""
+    """Size of the SSTs of all versions of the gapless history."""
     stored_bytes: int
-    """These, with manifests and whatever else was put meanwhile: what is paid for."""
+    """Billed bytes: SSTs, manifests and everything else written meanwhile."""
     requests_cost: float
-    """For a month; so are the others."""
+    """Cost of the requests per month; the other costs are per month as well."""
     traffic_cost: float
     storage_cost: float
     monthly_cost: float
-    """The sum of these."""
+    """Sum of the three costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppCost:
-    """One app."""
+    """Cost of one app."""
 
     app: str
     since_ms: int
     prices: Prices
     stages: tuple[StageCost, ...]
-    """Upstream first."""
+    """Stages, upstream first."""
     total: StageCost
 
 
 def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
-    """What an app takes, as the versions committed after `since_ms` tell, and what it has stored.
+    """Return the cost of an app, by the versions committed after `since_ms` and its stored bytes.
 
-    Raises `NotFound` (there is no such app).
+    Raises `NotFound` (no such app).
     """
     apps.read_app(store, app)
     names = history.list_stages(store, app)
-    found = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
-    upstream_first = order({name: usage.head for name, usage in found.items()})
-    stages = tuple(_stage(name, found[name], prices) for name in upstream_first)
-    total = (sum(getattr(each, name) for each in stages) for name in StageCost.__slots__ if name != "stage")
+    usages = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
+    upstream_first = order({name: usage.head for name, usage in usages.items()})
+    stages = tuple(_stage(name, usages[name], prices) for name in upstream_first)
+    total = (sum(getattr(stage, name) for stage in stages) for name in StageCost.__slots__ if name != "stage")
     return AppCost(app, since_ms, prices, stages, StageCost("total", *total))
 
 
@@ -363,9 +363,9 @@ def _stage(name: str, usage: StageUsage, prices: Prices) -> StageCost:
 
 
 def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
-    """What a stage took in versions committed after `since_ms`; None when it has no version.
+    """Return the usage of a stage by versions committed after `since_ms`; None if it has no version.
 
-    A version counts the time since the one before it; so the first of them may begin earlier. Requests: those of
+    A version covers the time since the previous one, so the first may begin before `since_ms`. Takes the requests of
     `history.latest_at` and `history.first_version`, and a read.
     """
     head = history.head(store, app, stage)
@@ -378,24 +378,24 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
     at_first, at_head, since_first = _sst_bytes(first), _sst_bytes(head), now - began
     sst_bytes = max(at_head, at_first + since_first.flushed_bytes + since_first.compacted_bytes)
     stored_bytes = max(sst_bytes, at_first + since_first.bytes_written)
-    taken = now - (base.totals or Stats())
-    return StageUsage(head, head.version - base.version, taken, at_head, sst_bytes, stored_bytes)
+    usage = now - (base.totals or Stats())
+    return StageUsage(head, head.version - base.version, usage, at_head, sst_bytes, stored_bytes)
 
 
-def hourly(taken: Stats) -> Stats | None:
-    """What was taken, for an hour in which the runner is on; None when no time was counted."""
-    return Stats(*(round(number * HOUR_MS / taken.ms) for number in astuple(taken))) if taken.ms else None
+def hourly(usage: Stats) -> Stats | None:
+    """Return the usage per hour of running; None if no time was counted."""
+    return Stats(*(round(number * HOUR_MS / usage.ms) for number in astuple(usage))) if usage.ms else None
 
 
 def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """What the newest versions took: how many these are, and their sum. One request.
+    """Return the number of newest versions that are counted, and their usage. One request.
 
-    So many as asked for; where fewer are left of the history, all that the stage ever had, and took. Raises
-    `Corruption` (the version before these is not readable) and `Unavailable`.
+    That is `versions`, or the whole history if fewer are left. Raises `Corruption` (the version before these is
+    unreadable) and `Unavailable`.
     """
-    now, before = head.totals or Stats(), head.version - versions
-    base = history.find(store, head.app, head.stage, before) if before > 0 else None
-    return (versions, now - (base.totals or Stats())) if base is not None else (head.version, now)
+    totals, base_version = head.totals or Stats(), head.version - versions
+    base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None
+    return (versions, totals - (base.totals or Stats())) if base is not None else (head.version, totals)
 
 
 def _sst_bytes(manifest: Manifest) -> int:

@@ -1,6 +1,6 @@
-"""Snapshots: taking one of a running app, pinning one after the fact, keeping records in flight, removing it.
+"""Snapshots: take one of a running app, pin one after the fact, keep in-flight records, remove it.
 
-Here too: the audit log of such operations. Not here: Kafka and Spark; they come in through small Protocols.
+Also the audit log of operations. Kafka is reached through small Protocols, and Spark not at all.
 """
 
 __all__ = ["audit_log", "capture", "remove", "snapshots", "taking", "waiting"]

@@ -1,4 +1,4 @@
-"""The log of operations: every snapshot, clone, rewind or removal done to an app: who did it, when, and why."""
+"""Audit log of operations on an app: who took, cloned, rewound or removed something, when, and why."""
 
 import getpass
 import socket
@@ -25,24 +25,24 @@ class Operation(Struct, frozen=True):
     id: limits.Ulid
     app: limits.Name
     verb: limits.Line
-    """What was done, as the command line calls it: `snapshot take`, `clone`."""
+    """Verb of the command line: `snapshot take`, `clone`."""
     detail: limits.Text
     by: limits.Line
     """user@host."""
     time_ms: limits.TimeMs
     message: limits.Line = ""
-    """Why, in the words of whoever did it."""
+    """Reason given by the user."""
     before: dict[limits.Name, limits.Seq] = {}
-    """Of the stages that it changed, the newest version before it; 0 for none."""
+    """Newest version before the operation of each changed stage; 0 for none."""
     after: dict[limits.Name, limits.Version] = {}
-    """And the version that it made, the last one where there were several."""
+    """Last version that the operation committed, of each changed stage."""
 
     def is_of(self, verb: str) -> bool:
-        """Whether a verb did it, or one of a group of verbs, as `snapshot` is."""
+        """Return True if this verb, or a verb in this group such as `snapshot`, did the operation."""
         return verb in _names_of(self.verb)
 
     def is_by(self, person: str) -> bool:
-        """Whether it was done by user@host, or by a user wherever."""
+        """Return True if the operation was done by this user@host, or by this user on any host."""
         return person in (self.by, self.by.partition("@")[0])
 
 
@@ -53,7 +53,7 @@ VERBS = (
     *("token add", "token rm"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )
-"""What the log calls all that is recorded."""
+"""Verbs that the log may contain."""
 
 
 def _names_of(verb: str) -> tuple[str, str]:
@@ -61,11 +61,11 @@ def _names_of(verb: str) -> tuple[str, str]:
 
 
 def check_verb(verb: str) -> None:
-    """Raise `Usage`, which tells the nearest, for one that nothing is recorded under."""
-    known = {name for each in VERBS for name in _names_of(each)}
-    if verb not in known:
+    """Raise `Usage`, with the nearest verb, unless the log may contain this verb."""
+    names = {name for listed in VERBS for name in _names_of(listed)}
+    if verb not in names:
         raise Usage(
-            f"{verb!r} is no verb of the log of operations{nearest(verb, known)}", hint=f"there are: {', '.join(VERBS)}"
+            f"{verb!r} is no verb of the log of operations{nearest(verb, names)}", hint=f"there are: {', '.join(VERBS)}"
         )
 
 
@@ -73,16 +73,16 @@ _WHY: ContextVar[str] = ContextVar("why", default="")
 
 
 def why() -> str:
-    """What the innermost `because` around the caller says; empty without one."""
+    """Return the message of the innermost `because` around the caller; empty without one."""
     return _WHY.get()
 
 
 @checked
 @contextmanager
 def because(message: str) -> Iterator[None]:
-    """Say why something is done: what is recorded inside, by this thread, has the message.
+    """Set the reason for all operations that this thread records inside the block.
 
-    Raises `Usage` where it is longer than 4,096 characters, or no text that can be stored.
+    Raises `Usage` if the message is longer than 4,096 characters, or is not valid UTF-8.
     """
     try:
         message.encode()
@@ -101,11 +101,10 @@ def because(message: str) -> Iterator[None]:
 
 
 OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
-"""The log, oldest first."""
 
 
 Versions = Mapping[str, tuple[int, int]]
-"""By stage, the version before an operation and the one after it."""
+"""Versions before and after an operation, by stage."""
 
 
 def record(
@@ -121,7 +120,7 @@ def record(
 ) -> Operation:
     """Add an operation to the app's log. One request.
 
-    What has an `id_`, a ULID, and a `message` from when it was decided is there once, whoever records it and how often.
+    Idempotent with an `id_`, which is a ULID, and a `message` fixed when the operation was decided.
     """
     ulid, changed = ULID.from_str(id_) if id_ else ULID(), versions or {}
     done = Operation(
@@ -132,8 +131,8 @@ def record(
         by=by,
         time_ms=ulid.milliseconds,
         message=why() if message is None else message,
-        before={stage: before for stage, (before, _) in changed.items()},
-        after={stage: after for stage, (_, after) in changed.items()},
+        before={stage: old for stage, (old, _) in changed.items()},
+        after={stage: new for stage, (_, new) in changed.items()},
     )
     return OPERATIONS.add(store, done, app)
 
@@ -150,9 +149,9 @@ def record_once(
     same: Callable[[str], bool] | None = None,
     message: str | None = None,
 ) -> None:
-    """Add an operation, unless the log has it since that time: who repeats a verb may have died before or after it.
+    """Add an operation, unless the log has it since `since_ms`; an interrupted verb may have recorded it before.
 
-    `same` says which details are those of this very operation; by default they must be equal.
+    `same` returns True for the detail of this operation; by default details must be equal.
     """
     if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
         record(store, app, verb, detail, by, versions, message=message)
@@ -161,9 +160,12 @@ def record_once(
 def find_operation(
     store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
-    """The newest operation of that verb, since that time, whose detail is meant. One listing, and a read for each."""
-    since = _newest_first(store, app, since_ms)
-    return next((done for done in since if done.verb == verb and is_meant(done.detail)), None)
+    """Return the newest operation with this verb since `since_ms` whose detail matches.
+
+    Costs one listing, and a read for each operation.
+    """
+    recent = _newest_first(store, app, since_ms)
+    return next((done for done in recent if done.verb == verb and is_meant(done.detail)), None)
 
 
 def list_operations(
@@ -174,21 +176,21 @@ def list_operations(
     is_meant: Callable[[Operation], bool] = lambda _done: True,
     since_ms: int = 0,
 ) -> tuple[Operation, ...]:
-    """The newest `limit` operations (0 for all) that are meant, newest first. One listing, and a read for each."""
-    found = filter(is_meant, _newest_first(store, app, since_ms))
-    return tuple(islice(found, min(limit, sys.maxsize) or None))
+    """Return the newest `limit` matching operations (0 for all), newest first. One listing, and a read for each."""
+    matches = filter(is_meant, _newest_first(store, app, since_ms))
+    return tuple(islice(matches, min(limit, sys.maxsize) or None))
 
 
 def newest_operation(store: ObjectStore, app: str) -> str:
-    """The key of the newest operation; empty for none. One listing."""
+    """Return the key of the newest operation; empty for none. One listing."""
     return max((info.key for info in OPERATIONS.listed(store, app)), default="")
 
 
 def _newest_first(store: ObjectStore, app: str, since_ms: int = 0) -> Iterator[Operation]:
     listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)
-    # By their keys: what is older is not read, be it damaged.
-    since = takewhile(lambda info: _time_ms(info.key) >= since_ms, listed)
-    return OPERATIONS.read(store, since, app)
+    # Filter by key, so that older entries are not read, even if they are damaged.
+    recent = takewhile(lambda info: _time_ms(info.key) >= since_ms, listed)
+    return OPERATIONS.read(store, recent, app)
 
 
 def _time_ms(key: str) -> int:
@@ -199,9 +201,9 @@ def _time_ms(key: str) -> int:
 
 
 def whoami() -> str:
-    """user@host of this process, for `by`."""
+    """Return user@host of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = "unknown"  # a container's user id without a name
+        user = "unknown"  # a container with an unnamed user id
     return f"{user}@{socket.gethostname()}"

@@ -1,6 +1,6 @@
-"""Records in flight, kept: the channel states of a snapshot as Parquet beside it, so that they outlive retention.
+"""Captured in-flight records: channel states of a snapshot as Parquet objects, which outlive Kafka's retention.
 
-An object holds the channel's own columns and each record's address: `_partition`, `_offset` (of the message in the
+An object has the channel's columns and each record's address: `_partition`, `_offset` (of the message in the
 repartition topic) and `_row` (within the message).
 """
 
@@ -25,38 +25,37 @@ from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
-"""Arrow bytes of the records in one object: what is held in memory at once."""
+"""Arrow bytes of the records in one object, which bound the memory used."""
 
 
 def capture(
     store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
 ) -> tuple[Captured, ...]:
-    """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
+    """Copy in-flight records from Kafka to objects of snapshot `name`. Channels without a receiver are left out.
 
-    Memory holds one object's records at a time. Nothing counts until a snapshot names the objects. Where it fails, what
-    it has written is deleted. Raises `Corruption` (there are not as many records as their writers' manifests say), and
-    `Refused` (records are gone from Kafka).
+    Memory use is bounded by one object's records. Objects count once a snapshot names them, and are deleted on failure.
+    Raises `Corruption` if there are fewer or more records than the senders' manifests declare, and
+    `Refused` if records are gone from Kafka.
     """
     written: list[CapturedObject] = []
     try:
         return tuple(_capture_one(store, app, name, state, reader, written) for state in states if state.receiver)
     except BaseException:
-        # Completers try again and again while Kafka is away: they must not pile up objects. The failure itself is what
-        # the caller must hear of.
+        # Retries while Kafka is unavailable must not pile up objects. The original error is the one to raise.
         with suppress(Unavailable):
-            for each in written:
-                store.delete(each.key)
+            for captured_object in written:
+                store.delete(captured_object.key)
         raise
 
 
 def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
-    """The records of a captured channel, an object at a time.
+    """Yield the records of a captured channel, one object at a time.
 
-    With `state` only those: its receiver may have read further than the one for which they were captured. Raises
-    `Corruption` when an object is gone, or is not what was written.
+    With `state`, yields only its records: its receiver may have read further than the one that they were captured for.
+    Raises `Corruption` if an object is missing or damaged.
     """
-    for each in captured.objects:
-        rows = read_object(store, each)
+    for captured_object in captured.objects:
+        rows = read_object(store, captured_object)
         if state is not None:
             partition, offset = rows["_partition"], rows["_offset"]
             starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (state.starts, state.ends))
@@ -64,38 +63,41 @@ def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) 
         yield rows
 
 
-def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool = False) -> pa.Table:
-    """The records of one object. `check_pages` looks at the checksum of every page, too.
+def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pages: bool = False) -> pa.Table:
+    """Return the records of one object. `check_pages` also verifies the checksum of every page.
 
-    Raises `Corruption` (it is gone, or is not what was written).
+    Raises `Corruption` if the object is missing or damaged.
     """
     try:
-        data = store.get(each.key)
+        data = store.get(captured_object.key)
     except ObjectNotFound:
-        raise Corruption(f"{each.key} is missing: these records in flight are gone", object_key=each.key) from None
-    wrong = f"{len(data)} bytes; expected {each.bytes}" if len(data) != each.bytes else ""
-    if not wrong and (found := xxhash.xxh3_128_hexdigest(data)) != each.checksum:
-        wrong = f"checksum {found}; expected {each.checksum}"
-    if wrong:
-        raise Corruption(f"{each.key} is not what was written: it has {wrong}", object_key=each.key)
+        raise Corruption(
+            f"{captured_object.key} is missing: these records in flight are gone", object_key=captured_object.key
+        ) from None
+    problem = f"{len(data)} bytes; expected {captured_object.bytes}" if len(data) != captured_object.bytes else ""
+    if not problem and (checksum := xxhash.xxh3_128_hexdigest(data)) != captured_object.checksum:
+        problem = f"checksum {checksum}; expected {captured_object.checksum}"
+    if problem:
+        raise Corruption(
+            f"{captured_object.key} is not what was written: it has {problem}", object_key=captured_object.key
+        )
     return read_whole(data, check_pages=check_pages)
 
 
 def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]:
-    """How many of the records, which have an `ADDRESS`, are of each Kafka partition."""
+    """Return the number of records, which have an `ADDRESS`, by Kafka partition."""
     return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
 
 
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
-    """Delete objects that no snapshot names."""
-    for one in (one for each in captured for one in each.objects):
-        store.delete(one.key)
+    """Delete captured objects that no snapshot names."""
+    for captured_object in (captured_object for channel in captured for captured_object in channel.objects):
+        store.delete(captured_object.key)
 
 
 def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
-    """Put records in flight that a snapshot of this name keeps."""
     sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
-    # Light compression: records must be kept at least as fast as they were written.
+    # Light compression, to capture records at least as fast as they are produced.
     pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
     data = sink.getvalue()
     store.put(key, data)
@@ -105,8 +107,8 @@ def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> Captu
 def _capture_one(
     store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
 ) -> Captured:
-    """One channel; each object is added to `written` as soon as it is written."""
-    counts, before = np.zeros(len(state.ends), np.int64), len(written)
+    """Capture one channel; each object is added to `written` as soon as it is put."""
+    counts, num_earlier = np.zeros(len(state.ends), np.int64), len(written)
     try:
         for rows in gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
@@ -117,10 +119,10 @@ def _capture_one(
             hint=f"stage {state.receiver!r} cannot read them any more either: start the app (`slackwater run`), "
             "which says how to go on without them, and take the snapshot then",
         ) from None
-    found = tuple(counts.tolist())
-    if state.counts and found != state.counts:
+    actual = tuple(counts.tolist())
+    if state.counts and actual != state.counts:
         raise Corruption(
-            f"channel {state.channel!r} holds {found} records in flight by partition; "
+            f"channel {state.channel!r} holds {actual} records in flight by partition; "
             f"{state.sender} and {state.receiver} say {state.counts}",
             object_key=state.topic,
         )
@@ -133,20 +135,20 @@ def _capture_one(
         ends=state.ends,
         after=state.after,
         up_to=state.up_to,
-        counts=found,
+        counts=actual,
         schema=state.schema,
-        objects=tuple(written[before:]),
+        objects=tuple(written[num_earlier:]),
     )
 
 
 def gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Chunks put together to tables worth an object each, which one with rows gets."""
-    gathered: list[pa.Table] = []
+    """Combine chunks into tables of about one object's size; yields no empty tables."""
+    pending: list[pa.Table] = []
     for chunk in chunks:
         if chunk.num_rows:
-            gathered.append(chunk)
-        if sum(table.nbytes for table in gathered) >= _OBJECT_BYTES:
-            yield pa.concat_tables(gathered)
-            gathered = []
-    if gathered:
-        yield pa.concat_tables(gathered)
+            pending.append(chunk)
+        if sum(table.nbytes for table in pending) >= _OBJECT_BYTES:
+            yield pa.concat_tables(pending)
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending)

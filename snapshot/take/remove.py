@@ -1,4 +1,4 @@
-"""Removing snapshots, with the records in flight that only they keep."""
+"""Remove snapshots, with the in-flight records that only they keep."""
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
@@ -22,58 +22,58 @@ from ..under_way.signs import Sign, UnderWay
 from .audit_log import Operation, find_operation, record_once
 
 
-def _pinned(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
+def _pinned_ssts(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
     try:
         cut = of_snapshot(store, snapshot)
     except NotFound:
-        return frozenset()  # it keeps nothing whole any more
+        return frozenset()  # some of its manifests are gone
     return frozenset(sst.object for manifest in cut.stages.values() for sst in all_ssts(manifest))
 
 
 def remove_or_withdraw(
     store: ObjectStore, app: str, name: str, *, by: str, force: bool = False, dry_run: bool = False
 ) -> Snapshot | Request | Operation:
-    """Remove a snapshot, or withdraw the request for one; a call that was interrupted is finished by the same.
+    """Remove a snapshot, or withdraw the request for one. Safe to repeat after an interruption.
 
-    Returns what is removed; of what an earlier call removed, the log's operation. With `dry_run`, nothing is changed.
-    Raises as `check_removable`.
+    Returns what was removed, or the audit log's operation if an earlier call removed it. With `dry_run`, nothing
+    changes. Raises the errors of `check_removable`.
     """
     if name.startswith(PREFIX):
         check_exclusion(store, app, Intent.REMOVE_SNAPSHOT, *HERE, dry_run=dry_run)
-    requests = [each for each in open_requests(store, app) if each.name == name]
-    found = find_snapshot(store, app, name)
-    if found is None and not requests and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
+    requests = [open_request for open_request in open_requests(store, app) if open_request.name == name]
+    snapshot = find_snapshot(store, app, name)
+    if snapshot is None and not requests and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
         if not dry_run:
             remove_records(store, app, name)
         return earlier
-    gone: Snapshot | Request
-    gone = requests[0] if found is None and requests else check_removable(store, app, name, force=force)
+    removed: Snapshot | Request
+    removed = requests[0] if snapshot is None and requests else check_removable(store, app, name, force=force)
     if not dry_run:
-        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
-        record_once(store, app, "snapshot rm", name, by, since_ms=gone.created_ms)
-        for each in requests:
-            cancel(store, app, each)
-        if isinstance(gone, Snapshot):
+        # Recorded first, to distinguish a retry of an interrupted call from a misspelled name.
+        record_once(store, app, "snapshot rm", name, by, since_ms=removed.created_ms)
+        for open_request in requests:
+            cancel(store, app, open_request)
+        if isinstance(removed, Snapshot):
             remove(store, app, name, force=force)
-    return gone
+    return removed
 
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """Delete a snapshot; what only it reached may then be collected. Returns what was deleted.
+    """Delete a snapshot and return it; versions that only it reached may then be collected.
 
-    Raises as `check_removable`.
+    Raises the errors of `check_removable`.
     """
     snapshot = check_removable(store, app, name, force=force)
     SNAPSHOTS.remove(store, name, app)
-    # After the document: what it named must not be missing while it is there.
+    # After the document, which must never name missing objects.
     remove_records(store, app, name)
     return snapshot
 
 
 def remove_records(store: ObjectStore, app: str, name: str) -> None:
-    """Delete the records in flight that were kept under the name of a snapshot, but those that others share."""
+    """Delete the in-flight records of a snapshot's name, except those that other snapshots share."""
     objects = [info.key for info in store.list(keys.snapshot_objects(app, name))]
-    # Clones' pins may share them.
+    # Pins for clones may share them.
     shared = {key for other in list_snapshots(store, app) for key in other.object_keys} if objects else set()
     for key in objects:
         if key not in shared:
@@ -81,37 +81,41 @@ def remove_records(store: ObjectStore, app: str, name: str) -> None:
 
 
 def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
-    """Delete the pins for a clone of that name from which no app lives.
+    """Delete pins for a clone of that name without an app that uses them.
 
-    To be called when there is an app of that name: nobody else can make a clone from another pin then. Such pins are
-    left by calls that were interrupted, or that lost a race for the name, before their clone existed.
+    Requires that an app of that name exists, so that no other pin can still become a clone. Such pins are
+    left by interrupted calls, or by calls that lost a race for the name.
     """
-    for each in list_snapshots(store, app):
-        if (each.kind, each.clone, each.clone_root) == ("clone", clone, clone_root) and not clone_lives(store, each):
-            remove(store, app, each.name)
+    for snapshot in list_snapshots(store, app):
+        if (snapshot.kind, snapshot.clone, snapshot.clone_root) == ("clone", clone, clone_root) and not clone_lives(
+            store, snapshot
+        ):
+            remove(store, app, snapshot.name)
 
 
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """The snapshot of that name, if it may be removed.
+    """Return the snapshot of that name if it may be removed.
 
-    Raises `NotFound` (there is no such app or snapshot), and `Refused` (a clone lives from it, or a clone of that one,
-    or may live under a root of which nothing is to be seen here; unless `force`).
+    Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a clone of
+    this clone, uses the snapshot's files, or may use them in a store that is unreachable from here.
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:
         return snapshot
     hint = f"first, or damage it: slackwater snapshot rm {app} {name} --force"
     if clone_lives(store, snapshot):
-        of = f"app {snapshot.clone!r}{under(snapshot.clone_root)}"
-        fact = f"{of} is a clone that lives from snapshot {name!r} of {app}: without it, its state may be collected"
+        label = f"app {snapshot.clone!r}{under(snapshot.clone_root)}"
+        fact = f"{label} is a clone that lives from snapshot {name!r} of {app}: without it, its state may be collected"
         raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {snapshot.clone} {hint}"))
-    # A pin whose clone is gone may be all that keeps SSTs for clones of that clone.
-    others = (each for each in list_snapshots(store, app) if each.kind == "clone" and each.name != name)
-    kept = _pinned(store, snapshot).difference(*(_pinned(store, each) for each in others))
-    for root in sorted({"", snapshot.clone_root}) if kept else ():
+    # A pin whose clone is gone may still protect SSTs that clones of this clone use.
+    other_pins = (
+        other_pin for other_pin in list_snapshots(store, app) if other_pin.kind == "clone" and other_pin.name != name
+    )
+    only_here = _pinned_ssts(store, snapshot).difference(*(_pinned_ssts(store, other_pin) for other_pin in other_pins))
+    for root in sorted({"", snapshot.clone_root}) if only_here else ():
         for other, objects in shared(store, app, root):
-            if objects & kept:
-                of = f"app {other!r}{under(root)} comes from {snapshot.clone!r}"
-                fact = f"{of}, and snapshot {name!r} of {app} keeps part of its state"
+            if objects & only_here:
+                label = f"app {other!r}{under(root)} comes from {snapshot.clone!r}"
+                fact = f"{label}, and snapshot {name!r} of {app} keeps part of its state"
                 raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {other} {hint}"))
     return snapshot

@@ -1,4 +1,4 @@
-"""Writing snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
+"""Write snapshots: named, pinned cuts. Each is one object, written once, whatever the size of the state."""
 
 from msgspec.structs import replace
 from ulid import ULID
@@ -27,43 +27,45 @@ def pin(
     reader: Topics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
-    """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.
+    """Pin an existing cut under a name. Idempotent for the same versions and purpose.
 
-    With a `reader`, records in flight are kept with it; else it shares those that `keeper` keeps, another snapshot of
-    the same cut, and of all others only Kafka knows, as long as it keeps them. Raises `Usage` (no snapshot can have
-    this name), `NotFound` (a version of the cut was collected meanwhile, or is about to be; `keeper` was removed),
-    `Refused` (the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
-    not consistent; records in flight are gone; keys are being forgotten, and it keeps records or is for a clone), and
-    `Corruption` (records in flight are not as many as their writers' manifests say).
+    With a `reader`, in-flight records are captured. Otherwise the snapshot shares the records of `keeper`, another
+    snapshot of the same cut; records that neither has stay in Kafka until its retention ends. Raises `Usage` (invalid
+    name), `NotFound` (a version of the cut was collected, or is about to be; `keeper` was removed),
+    `Refused` (the name is requested or taken by other versions, or by a snapshot with fewer records; the cut is empty
+    or inconsistent; in-flight records are gone; keys are being forgotten, and the snapshot has records or is for a
+    clone), and `Corruption` (there are fewer or more in-flight records than the senders' manifests declare).
     """
     check_new_name("snapshot", name)
-    wrong = violations(cut.stages)
-    if wrong or not cut.stages:
-        raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
+    problems = violations(cut.stages)
+    if problems or not cut.stages:
+        raise Refused(
+            f"cannot pin {cut.app}@{name}: " + ("; ".join(problems) or "no stage has a version at that moment")
+        )
     check_not_asked(store, cut.app, name)
     shared = keeper.channels if keeper is not None else ()
 
-    def same(found: Snapshot) -> Snapshot:
-        pins = (found.stages, found.kind, found.clone, found.clone_root)
-        if pins != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(found.channels):
-            raise taken(found)
-        return _whole(store, found, keeper)
+    def if_same(existing: Snapshot) -> Snapshot:
+        pins = (existing.stages, existing.kind, existing.clone, existing.clone_root)
+        if pins != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(existing.channels):
+            raise taken(existing)
+        return _check_complete(store, existing, keeper)
 
-    if (found := find_snapshot(store, cut.app, name)) is not None:
-        return same(found)
+    if (existing := find_snapshot(store, cut.app, name)) is not None:
+        return if_same(existing)
     captured = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
     snapshot = replace(_of(cut, name, by, kind), clone=clone, clone_root=clone_root, channels=captured or shared)
     written = SNAPSHOTS.add(store, snapshot)
     if written != snapshot:
         discard(store, captured)
-        return same(written)
+        return if_same(written)
     try:
-        _whole(store, written, keeper)
-        for one in (one for each in captured for one in each.objects):
-            # Until a snapshot names them they may be collected.
-            if not exists(store, one.key):
+        _check_complete(store, written, keeper)
+        for item in (item for channel in captured for item in channel.objects):
+            # Objects may be collected until a snapshot names them.
+            if not exists(store, item.key):
                 raise Refused(
-                    f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
+                    f"it took so long to keep the records in flight that {item.key} was collected", hint="take it again"
                 )
     except SlackwaterError:
         SNAPSHOTS.remove(store, name, cut.app)
@@ -73,20 +75,20 @@ def pin(
 
 
 def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
-    """Let an instant snapshot name another cut from now on: one put, so at no time is there none of its name.
+    """Let an instant snapshot name another cut, by one put, so that the name always exists.
 
-    It keeps no records in flight then. Of two that move it at the same time, the later put counts. Raises `NotFound` (a
-    version of the cut was collected meanwhile, or is about to be; then all is as it was before, or what it named before
-    is gone as well, and so is the snapshot).
+    The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins. Raises
+    `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or removed if
+    its old versions are gone as well.
     """
     moved = _of(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)
     try:
-        return _whole(store, moved, None)
+        return _check_complete(store, moved, None)
     except NotFound:
         SNAPSHOTS.put(store, snapshot)
         try:
-            _whole(store, snapshot, None)  # a collection that began meanwhile has not seen it
+            _check_complete(store, snapshot, None)  # garbage collection may not have seen it meanwhile
         except NotFound:
             SNAPSHOTS.remove(store, snapshot.name, snapshot.app)
         raise
@@ -98,12 +100,11 @@ def _of(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapsho
     return Snapshot(name, str(ulid), cut.app, asked_ms, completed_ms, kind, cut.versions, by)
 
 
-def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
-    """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`.
+def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
+    """Return the snapshot if all its versions exist and stay. Raises `NotFound`.
 
-    This looks after the snapshot is written. Who removes another one looks for snapshots that share its records, as
-    those of `keeper` are shared, after its document is gone; a collection lists snapshots after it has written what it
-    is about to take. So one of the two sees the other.
+    Runs after the snapshot is written. A removal of `keeper` looks for snapshots that share its records after deleting
+    it; garbage collection lists snapshots after announcing what it will delete. So each side sees the other.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -112,7 +113,7 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
             found="it was removed while the records in flight that it keeps were to be kept for longer",
             hint="choose another moment",
         )
-    history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
+    history.list_stages(store, written.app)  # raises if the app is being removed, for the same reason
     if written.channels or written.clone:
         check_exclusion(store, written.app, Intent.CLONE if written.clone else Intent.PIN)
     limit = horizon.newest(store, written.app)
@@ -128,9 +129,9 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
 
 
 def taken(written: Snapshot) -> Refused:
-    """The error for a name that another snapshot has."""
-    held = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
+    """Return the error for a name that another snapshot has."""
+    versions = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
     return Refused(
-        f"snapshot {written.name!r} of {written.app} exists already ({held})",
+        f"snapshot {written.name!r} of {written.app} exists already ({versions})",
         hint=f"choose another name, or remove it with `slackwater snapshot rm {written.app} {written.name}`",
     )

@@ -1,7 +1,7 @@
-"""Taking a snapshot of a running app: ask, see who has answered, and write it when all have.
+"""Take a snapshot of a running app: request it, collect the stages' answers, and write it when all have answered.
 
-Each stage carries the version it recorded, and the channels whose marker it awaits, in its head manifest until the
-request is gone. So whoever completes the snapshot needs one look at each head, and anybody may.
+Each stage has its recorded version, and the channels whose marker it awaits, in its head manifest until the
+request is deleted. So one look at each head suffices to complete the snapshot, and any process may do it.
 """
 
 from collections.abc import Mapping
@@ -39,35 +39,39 @@ from .capture import capture, discard
 from .snapshots import taken
 
 REPEAT_MS = 600_000
-"""Who asks again for the same snapshot within this time of its completion repeats a call that was interrupted, and
-means that snapshot. Later it is another one, whose name is taken."""
+"""Time after completion in which the same request counts as a retry and returns this snapshot.
+
+Later it counts as a new request, whose name is taken.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """What a stage's head says about a snapshot that is under way."""
+    """Answer of a stage to an open snapshot, from its head."""
 
     version: int | None
-    """The version it recorded; None when no marker has reached it."""
+    """Recorded version; None before a marker reaches the stage."""
     awaited: tuple[str, ...]
-    """The channels whose marker has not arrived; empty when it has finished, or has not begun."""
+    """Channels whose marker has not arrived; empty if the stage has finished or not started."""
     head_ms: int
-    """When it last committed anything."""
+    """Time of the stage's last commit."""
     asked: bool = True
-    """Whether the request has reached it: it reads topics alone, or a stage before it has sent it a marker. So when it
-    does not answer, that is because it does not run."""
+    """True if the request has reached the stage, because it reads only users' topics, or a sender has recorded.
+
+    A stage that was asked and does not answer is not running.
+    """
 
     @property
     def finished(self) -> bool:
-        """Whether the stage has done its part."""
+        """True if the stage has recorded a version and awaits no marker."""
         return self.version is not None and not self.awaited
 
 
 def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
-    """Ask a running app for a snapshot; its stages answer one after the other.
+    """Request a snapshot of a running app, whose stages answer one after the other.
 
-    Raises `Usage` (no snapshot can have this name), `NotFound` (there is no such app) and `Refused` (the name is taken,
-    or asked for already; or every stage of the app is retired, or keys are being forgotten).
+    Raises `Usage` (invalid name), `NotFound` (the app does not exist) and `Refused` (the name is taken
+    or requested already; every stage is retired; or keys are being forgotten).
     """
     check_new_name("snapshot", name)
     apps.read_app(store, app)
@@ -80,65 +84,67 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
         raise taken(written)
     check_not_asked(store, app, name)
     check_exclusion(store, app, Intent.SNAPSHOT)
-    through = min((head.migration for head in _active_heads(store, app).values()), default=0)
+    migration = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = ULID()
-    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
-    # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
-    REQUESTS.put(store, asked, app)
+    pending = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=migration)
+    # The key is unique, so retrying a put after a lost response is harmless.
+    REQUESTS.put(store, pending, app)
     try:
-        # Who forgets keys looks for requests once its note is there.
+        # A forget checks for requests only after writing its note, so check again.
         check_exclusion(store, app, Intent.SNAPSHOT, UnderWay.FORGETTING)
     except Refused:
-        cancel(store, app, asked)
+        cancel(store, app, pending)
         raise
     notify(store, app)
-    return asked
+    return pending
 
 
 def taken_already(
     store: ObjectStore, app: str, name: str, kind: SnapshotKind, *, by: str, now_ms: int
 ) -> Snapshot | None:
-    """The snapshot of that name, if it is what a call that is repeated has taken.
+    """Return the snapshot of that name if it was taken by an earlier attempt of the same call.
 
-    That is, in the same way, by the same user on the same machine, and within `REPEAT_MS`. What that call may have left
-    of its request is removed.
+    That is: of the same kind, by the same user on the same machine, and within `REPEAT_MS`. Deletes
+    the request of the earlier attempt.
     """
-    found = find_snapshot(store, app, name)
-    if found is None or (found.kind, found.by) != (kind, by) or now_ms - found.completed_ms > REPEAT_MS:
+    snapshot = find_snapshot(store, app, name)
+    if snapshot is None or (snapshot.kind, snapshot.by) != (kind, by) or now_ms - snapshot.completed_ms > REPEAT_MS:
         return None
-    for asked in open_requests(store, app):
-        if asked.id == found.id:
-            cancel(store, app, asked)
-    return found
+    for open_request in open_requests(store, app):
+        if open_request.id == snapshot.id:
+            cancel(store, app, open_request)
+    return snapshot
 
 
 def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAnswer]:
-    """What each stage has answered. Reads each head once.
+    """Return the answer of each stage. Reads each head once.
 
-    A stage that never committed a version has no part in any cut and is left out, and so is one that is retired.
+    Retired stages and stages without a version are left out: they are in no cut.
     """
     heads = _active_heads(store, app)
-    found = {}
+    result = {}
     for stage, head in heads.items():
         senders = {source.upstream for source in head.inputs.values() if source.upstream}
-        asked = not senders or any(name in heads and request.id in heads[name].recorded for name in senders)
-        found[stage] = StageAnswer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms, asked)
-    return found
+        is_asked = not senders or any(name in heads and request.id in heads[name].recorded for name in senders)
+        result[stage] = StageAnswer(
+            head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms, is_asked
+        )
+    return result
 
 
 def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
-    """Write the snapshot if every stage has finished; None while one has not.
+    """Write the snapshot if every stage has finished, and return it; None while one has not.
 
-    Anybody may call it, any number of times. Without a `reader`, a snapshot with records in flight is left to somebody
-    who has one. Raises `Refused` (another snapshot took the name meanwhile, or a stage reads a channel that no stage
-    has ever written, so that no marker can reach it, or records in flight are gone from Kafka. The request is deleted
-    where it can never be answered), `Corruption` (what the stages captured is not what the cut says is in flight) and
+    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a process
+    that has one. Raises `Refused` (another snapshot took the name; a stage reads a channel that no stage
+    has ever written, so that no marker can reach it; or in-flight records are gone from Kafka; the request is deleted
+    if it can never be answered), `Corruption` (the stages captured other records than the cut has in flight) and
     `Unavailable` (storage or Kafka did not answer).
     """
     heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
     if versions is None:
-        # Once complete, the request goes and the stages forget: another completer may have been faster.
+        # Another process may have completed it, after which the stages drop their answers.
         return find_written(store, app, request)
     cut = Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
     states = tuple(state for state in in_flight(store, cut) if state.receiver)
@@ -147,7 +153,7 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
         return None
     captured = capture(store, app, request.name, states, reader) if reader is not None else ()
     if all(other.id != request.id for other in open_requests(store, app)):
-        # Withdrawn, or completed by somebody else, meanwhile.
+        # Withdrawn, or completed by another process meanwhile.
         discard(store, captured)
         return find_written(store, app, request)
     snapshot = Snapshot(
@@ -174,38 +180,38 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
 
 
 def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
-    """The snapshot that a request asked for; None while it is not complete."""
+    """Return the snapshot that a request has produced; None while it is not complete."""
     written = find_snapshot(store, app, request.name)
     return written if written is not None and written.id == request.id else None
 
 
 def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: Request) -> None:
-    """See that what the stages captured, by the protocol, is what the cut's manifests say is in flight."""
+    """Check that the stages captured exactly the records that the cut has in flight."""
     for state in states:
-        found = heads[state.receiver].captured.get(request.id, {}).get(state.channel)
-        due = Span(state.after, state.up_to)
-        if found != due:
+        actual = heads[state.receiver].captured.get(request.id, {}).get(state.channel)
+        expected = Span(state.after, state.up_to)
+        if actual != expected:
             raise Corruption(
-                f"snapshot {request.name!r} of {cut.app}: stage {state.receiver!r} captured {_show(found)} of channel "
-                f"{state.channel!r}; the cut has {_show(due)} in flight",
+                f"snapshot {request.name!r} of {cut.app}: stage {state.receiver!r} captured {_describe_span(actual)} "
+                f"of channel {state.channel!r}; the cut has {_describe_span(expected)} in flight",
                 object_key=REQUESTS.key(request, cut.app),
             )
 
 
-def _show(span: Span | None) -> str:
+def _describe_span(span: Span | None) -> str:
     return f"versions {span.after + 1} to {span.up_to}" if span else "nothing"
 
 
 def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """The newest versions of the stages that answer; one that is just being renamed is among them under one name."""
-    found = heads_of(store, app, history.list_stages(store, app))
+    """Return the newest versions of the stages that answer; a stage that is being renamed has one name only."""
+    heads = heads_of(store, app, history.list_stages(store, app))
     return {
-        stage: head for stage, head in found.items() if not head.retired or (head.called and head.called not in found)
+        stage: head for stage, head in heads.items() if not head.retired or (head.called and head.called not in heads)
     }
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
-    """The version of each stage once the protocol says that the snapshot is complete, None before."""
+    """Return the version of each stage if the snapshot is complete by the protocol; else None."""
     if not heads:
         return None
     network, finished = {}, {}

@@ -1,4 +1,4 @@
-"""Taking a snapshot and waiting until it is complete: what the command line and the Python API do."""
+"""Take a snapshot and wait until it is complete, for the command line and the Python API."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,15 @@ from .taking import StageAnswer, answers, find_written, request, taken_already, 
 
 _POLLS_A_SECOND = 10
 _GRACE_S = 3.0
-"""How long the app itself may take to write a snapshot that every stage has answered; after that it is written here."""
+"""Time for the app to write a completed snapshot, before this process writes it instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """How far a snapshot is."""
+    """Progress of a snapshot."""
 
     waited_s: float
     answers: Mapping[str, StageAnswer]
-    """By stage."""
     complete: bool
 
 
@@ -42,130 +41,135 @@ def take(
     timeout_s: float = 60.0,
     on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
 ) -> tuple[Snapshot, bool]:
-    """Take a snapshot of a running app, or pin its newest moment; a call that was interrupted is finished by the same.
+    """Take a snapshot of a running app, or pin its newest moment. Safe to repeat after an interruption.
 
-    With a `reader` of Kafka, records in flight are kept. Without it the app itself keeps them, and an instant snapshot,
-    which pins the newest consistent cut and asks no stage, has none. The request is withdrawn after `timeout_s`.
-    `on_look` hears the stages' answers, some ten times a second.
+    With a `reader` of Kafka, in-flight records are captured. Without it, the app itself captures them; an instant
+    snapshot, which pins the newest consistent cut without asking any stage, then has none. The request is withdrawn
+    after `timeout_s`. `on_look` receives the stages' answers about ten times a second.
 
-    Returns the snapshot, and whether the same call had taken it before. Raises `Usage` (no snapshot can have this
-    name), `NotFound` (there is no such app, or it has no version yet), `Refused` (the name is taken, or the app could
-    not complete the snapshot, or records in flight are gone), `Corruption` (records in flight are not what was written)
-    and `Unavailable` (a stage has not answered in time, and is named; or storage or Kafka did not).
+    Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name),
+    `NotFound` (the app does not exist, or has no version yet), `Refused` (the name is taken, the app could
+    not complete the snapshot, or in-flight records are gone), `Corruption` (in-flight records are damaged)
+    and `Unavailable` (a named stage did not answer in time; or storage or Kafka did not).
     """
     now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"
-    found = earlier = taken_already(store, app, name, kind, by=by, now_ms=now_ms)
-    if found is None and instant:
-        found = pin(store, resolve(store, app, now_ms=now_ms), name, by=by, reader=reader)
-    elif found is None:
+    snapshot = earlier = taken_already(store, app, name, kind, by=by, now_ms=now_ms)
+    if snapshot is None and instant:
+        snapshot = pin(store, resolve(store, app, now_ms=now_ms), name, by=by, reader=reader)
+    elif snapshot is None:
         own = own_request(store, app, name, by)
         if own is not None:
-            # Whoever asked may have died before saying so.
+            # The earlier attempt may have died before notifying the runners.
             notify(store, app)
         try:
-            found = _wait(store, app, own or request(store, app, name, by), reader, timeout_s, on_look)
+            snapshot = _wait(store, app, own or request(store, app, name, by), reader, timeout_s, on_look)
         except BaseException:
-            # By name, not by value: Ctrl-C may come when the request is written and its author does not know it yet.
+            # Find the request by name: Ctrl-C may have come after the put and before its return.
             since_ms = own.created_ms if own else now_ms
-            for each in open_requests(store, app):
-                if (each.name, each.by) == (name, by) and each.created_ms >= since_ms:
-                    cancel(store, app, each)
+            for open_request in open_requests(store, app):
+                if (open_request.name, open_request.by) == (name, by) and open_request.created_ms >= since_ms:
+                    cancel(store, app, open_request)
             raise
-    record_once(store, app, "snapshot take", name, by, since_ms=found.created_ms)
-    return found, earlier is not None
+    record_once(store, app, "snapshot take", name, by, since_ms=snapshot.created_ms)
+    return snapshot, earlier is not None
 
 
 def asks_nobody(store: ObjectStore, app: str) -> bool:
-    """Whether its stages are the state of queries of Spark's: none answers, and each version is consistent as it is."""
+    """Return True if all stages are attached Spark queries, which answer no snapshot request.
+
+    Each of their versions is consistent by itself.
+    """
     heads = heads_of(store, app, history.list_stages(store, app)).values()
     return bool(heads) and all(head.attached is not None for head in heads)
 
 
 def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:
-    """Ask for a snapshot and do not wait for it; returns the request, and whether the same call had asked before.
+    """Request a snapshot without waiting; returns the request, and True if an earlier attempt had made it.
 
-    Raises as `take`, but for what happens while that waits.
+    Raises the errors of `request`.
     """
     own = own_request(store, app, name, by)
-    asked = own or request(store, app, name, by)
-    record_once(store, app, "snapshot take", name, by, since_ms=asked.created_ms)
-    return asked, own is not None
+    pending = own or request(store, app, name, by)
+    record_once(store, app, "snapshot take", name, by, since_ms=pending.created_ms)
+    return pending, own is not None
 
 
-def silent_stages(found: Mapping[str, StageAnswer]) -> list[str]:
-    """The stages that were asked and do not answer, while others do: where none does, the app does not run at all."""
-    if all(answer.version is None for answer in found.values()):
+def silent_stages(answers: Mapping[str, StageAnswer]) -> list[str]:
+    """Return the stages that were asked and do not answer; empty if no stage does, since the app is not running."""
+    if all(answer.version is None for answer in answers.values()):
         return []
-    return [stage for stage, answer in found.items() if answer.version is None and answer.asked]
+    return [stage for stage, answer in answers.items() if answer.version is None and answer.asked]
 
 
 def ask_whether_gone(app: str, stages: Sequence[str]) -> str:
-    """The question about stages that do not answer, with what to type when they are gone; receivers first."""
-    gone = " and ".join(f"`slackwater retire {app}/{stage}`" for stage in stages)
+    """Return a question about stages that do not answer, with the command to retire them; receivers first."""
+    commands = " and ".join(f"`slackwater retire {app}/{stage}`" for stage in stages)
     subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
-    return f"{'is' if len(stages) == 1 else 'are'} {subject}: {gone}"
+    return f"{'is' if len(stages) == 1 else 'are'} {subject}: {commands}"
 
 
 def _wait(
     store: ObjectStore,
     app: str,
-    asked: Request,
+    pending: Request,
     reader: Topics | None,
     timeout_s: float,
     on_look: Callable[[SnapshotProgress], None],
 ) -> Snapshot:
     started = time.monotonic()
     answered: float | None = None
-    found: dict[str, StageAnswer] = {}
+    stage_answers: dict[str, StageAnswer] = {}
     polls = 0
     while True:
-        snapshot = find_snapshot(store, app, asked.name)
+        snapshot = find_snapshot(store, app, pending.name)
         if answered is not None and snapshot is None:
             own_turn = time.monotonic() - answered > _GRACE_S
-            snapshot = try_complete(store, app, asked, reader if own_turn else None)
+            snapshot = try_complete(store, app, pending, reader if own_turn else None)
         waited_s = time.monotonic() - started
-        if snapshot is not None and snapshot.id == asked.id:
-            # Its stages may have forgotten their answers already.
-            times = {stage: answer.head_ms for stage, answer in found.items()}
+        if snapshot is not None and snapshot.id == pending.id:
+            # The stages may have dropped their answers already.
+            times = {stage: answer.head_ms for stage, answer in stage_answers.items()}
             final = {
                 stage: StageAnswer(version, (), times.get(stage, snapshot.completed_ms))
                 for stage, version in snapshot.stages.items()
             }
             on_look(SnapshotProgress(waited_s, final, complete=True))
             return snapshot
-        found = answers(store, app, asked)
-        on_look(SnapshotProgress(waited_s, found, complete=False))
-        complete = bool(found) and all(answer.finished for answer in found.values())
+        stage_answers = answers(store, app, pending)
+        on_look(SnapshotProgress(waited_s, stage_answers, complete=False))
+        complete = bool(stage_answers) and all(answer.finished for answer in stage_answers.values())
         answered = (answered or time.monotonic()) if complete else None
         if polls % _POLLS_A_SECOND == 0:
-            is_open = any(each.id == asked.id for each in open_requests(store, app))
-            if not is_open and find_written(store, app, asked) is None:
-                raise _failed(store, app, asked.name)
+            is_open = any(open_request.id == pending.id for open_request in open_requests(store, app))
+            if not is_open and find_written(store, app, pending) is None:
+                raise _failure(store, app, pending.name)
         if waited_s > timeout_s and not complete:
-            raise _unanswered(app, asked.name, found, timeout_s)
+            raise _timeout_error(app, pending.name, stage_answers, timeout_s)
         time.sleep(1 / _POLLS_A_SECOND)
         polls += 1
 
 
-def _failed(store: ObjectStore, app: str, name: str) -> Refused:
+def _failure(store: ObjectStore, app: str, name: str) -> Refused:
     details = (done.detail for done in list_operations(store, app, 20) if done.verb == "snapshot failed")
     reasons = (detail.removeprefix(f"{name}: ") for detail in details if detail.startswith(f"{name}: "))
     return Refused(f"snapshot {name!r} of {app} was not taken: {next(reasons, 'somebody withdrew it')}")
 
 
-def _unanswered(app: str, name: str, found: Mapping[str, StageAnswer], timeout_s: float) -> Unavailable:
-    silent = {stage: instants.when(each.head_ms) for stage, each in found.items() if each.version is None}
+def _timeout_error(app: str, name: str, answers: Mapping[str, StageAnswer], timeout_s: float) -> Unavailable:
+    silent = {stage: instants.when(answer.head_ms) for stage, answer in answers.items() if answer.version is None}
     last_commits = ", ".join(f"{stage} (last commit {time})" for stage, time in silent.items())
     missing = [f"no answer from {last_commits}"] if silent else []
     missing += (
-        f"{stage} awaits the marker on {', '.join(each.awaited)}" for stage, each in found.items() if each.awaited
+        f"{stage} awaits the marker on {', '.join(answer.awaited)}"
+        for stage, answer in answers.items()
+        if answer.awaited
     )
     who = "; ".join(missing) if missing else "no stage of it has committed a version yet"
-    asked = silent_stages(found)
+    unresponsive = silent_stages(answers)
     return Unavailable(
         f"snapshot {name!r} of {app} was not complete after {timeout_s:g} s and is withdrawn: {who}",
         hint=f"is every stage running? (`slackwater status {app}`) "
         "--timeout waits longer, --no-wait leaves it to the next runner, --instant needs no running app"
-        + (f"; {ask_whether_gone(app, asked)}" if asked else ""),
+        + (f"; {ask_whether_gone(app, unresponsive)}" if unresponsive else ""),
     )

@@ -1,4 +1,4 @@
-"""Things under way in an app, each a note that others find, and the law of what goes beside what: `exclusion`.
+"""Operations under way in an app, each recorded as a note, and the rules for what may run at the same time.
 
-Nothing here commits a version; who carries out what a note asks for is above.
+The rules are in `exclusion`. Nothing here commits a version; the operations that do are in higher layers.
 """

@@ -1,8 +1,8 @@
-"""The clones of an app: those that live from its SSTs, and those that are being made.
+"""Clones of an app: those that share its SSTs, and those that are being created.
 
-A clone's pin in its source names the clone. A clone of a clone pins only the app that it was made from, and that one's
-first versions name SSTs of the first app, too; so the manifests themselves are asked. Every version of a stage names no
-SST of another app that the one before it did not, so the oldest that is left names all of them.
+A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its
+first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
+no additional SSTs of other apps, so reading the oldest remaining version suffices.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,11 @@ from ..cut.stored import Snapshot, list_snapshots
 
 
 def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
-    """The clones that live from an app, each with its root: in its own root, and in those that its pins name.
+    """Yield the clones that use an app's files, each with its root.
 
-    One that was promoted does no more when none of its versions that are left shares an SST. Raises `Refused` (one may,
-    under a root of which nothing is to be seen here) and `Unavailable` (the store of a clone did not answer).
+    Looks in the app's own root, and in those that its pins name. A promoted clone no longer counts once its
+    remaining versions share no SST. Raises `Refused` if a clone may exist under a root that is unreachable from here,
+    and `Unavailable` if a clone's store did not answer.
     """
     pins = _pins(store, app)
     names = cache(lambda root: apps.called(store.at(root)))
@@ -34,20 +35,20 @@ def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
 
 
 def being_made(store: ObjectStore, app: str) -> Iterator[str]:
-    """The clones of an app that are not whole yet, in its own root and in those that its pins name."""
+    """Yield the unfinished clones of an app, in its own root and in those that its pins name."""
     for root in _roots(_pins(store, app)):
-        where = store.at(root)
-        for name in apps.list_cloning(where):
-            note = apps.find_cloning(where, name)
+        clone_store = store.at(root)
+        for name in apps.list_cloning(clone_store):
+            note = apps.find_cloning(clone_store, name)
             origin = note.info.origin if note is not None and note.root in ("", store.url) else None
             if origin is not None and origin.app == app:
                 yield name
 
 
 def _pins(store: ObjectStore, app: str) -> list[Snapshot]:
-    # What is left of an app whose identity is gone has no snapshots that anybody could have made.
-    found = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
-    return [snapshot for snapshot in found if snapshot.kind == "clone"]
+    # A half-removed app without an identity has no valid snapshots.
+    snapshots = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
+    return [snapshot for snapshot in snapshots if snapshot.kind == "clone"]
 
 
 def _roots(pins: list[Snapshot]) -> list[str]:
@@ -55,9 +56,9 @@ def _roots(pins: list[Snapshot]) -> list[str]:
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Say if the app for which a snapshot was pinned exists, or is being made.
+    """Return True if the app for which a snapshot was pinned exists, or is being created.
 
-    Raises `Refused` where that cannot be told.
+    Raises `Refused` if its store is unreachable from here.
     """
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = store.at(snapshot.clone_root)
@@ -66,7 +67,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
         return origin is not None and (origin.app, note.snapshot) == (snapshot.app, snapshot.name)
     info = apps.find_app(target, snapshot.clone)
     if info is None:
-        # A disk that is not mounted, or another machine's, reads as a store without apps.
+        # An unmounted disk, or one of another machine, looks like an empty store.
         if elsewhere and next(iter(target.list_folders("")), None) is None:
             raise Refused(
                 f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
@@ -80,20 +81,20 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The other apps under a root (empty: the app's own), and the SSTs of this app that each names."""
-    where = store.at(root)
-    roots = {"", store.url} if where is store else {store.url}
-    for other in apps.list_apps(where):
-        if where is store and other == app:
+    """Yield the other apps under a root (empty: the app's own), each with the SSTs of this app that it names."""
+    other_store = store.at(root)
+    roots = {"", store.url} if other_store is store else {store.url}
+    for other in apps.list_apps(other_store):
+        if other_store is store and other == app:
             continue
-        named: set[str] = set()
-        for stage in history.list_stages(where, other):
-            for version in history.versions(where, other, stage)[:1]:
-                ssts = all_ssts(history.read(where, other, stage, version))
-                named |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
-        yield other, frozenset(named)
+        sst_keys: set[str] = set()
+        for stage in history.list_stages(other_store, other):
+            for version in history.versions(other_store, other, stage)[:1]:
+                ssts = all_ssts(history.read(other_store, other, stage, version))
+                sst_keys |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
+        yield other, frozenset(sst_keys)
 
 
 def under(root: str) -> str:
-    """Return the root of an app as messages add it; empty for the same root."""
+    """Return the root of an app as a suffix for messages; empty for the same root."""
     return f" under {root}" if root else ""

@@ -1,7 +1,7 @@
-"""Asking that rows of a table be changed: one object, until whoever has the stage has done it.
+"""Requests to edit rows of a table: one object, until the edit is done.
 
-A runner does it between two of its batches, so that no batch is computed from rows that are others by then; where none
-gives signs of life, the verb does it itself. What is asked for is done once: its version carries the request's id.
+A runner does the edit between two batches, so that no batch uses outdated rows; without a live
+runner, the verb does it. Each request is done once, since the version of the edit has the request's id.
 """
 
 from typing import Annotated
@@ -15,47 +15,48 @@ from ...store.versions.notes import Notes
 
 
 class EditRequest(Struct, frozen=True):
-    """What asks for rows of one table to be changed."""
+    """Request to edit rows of one table."""
 
     edit: Edit
     stage: limits.Name
     since: limits.Seq
-    """The stage's newest version when it was asked for."""
+    """Newest version of the stage at the time of the request."""
     created_ms: limits.TimeMs
     sql: limits.Text = ""
-    """The statement; empty where rows are given."""
+    """SQL statement; empty if rows are given."""
     rows: Annotated[str, Meta(max_length=64)] = ""
-    """The checksum of the rows that are to be there afterwards, an Arrow stream beside the request; or empty."""
+    """Checksum of the rows to put into the table, stored as an Arrow stream beside the request; or empty."""
     error: limits.Text = ""
-    """Why it could not be done; empty as long as nobody tried in vain."""
+    """Reason why the edit failed; empty unless it was tried."""
 
     @property
     def id(self) -> str:
-        """The id of the request, and of the edit that it asks for."""
         return self.edit.id
 
     def is_like(self, other: "EditRequest") -> bool:
-        """Whether both ask for the same, by the same person."""
-        mine, its = ((each.stage, each.sql, each.rows, each.edit.by) for each in (self, other))
-        return mine == its
+        """Return True if both requests are for the same edit by the same person."""
+        own_fields, other_fields = (
+            (compared.stage, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
+        )
+        return own_fields == other_fields
 
 
 EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
-"""Those that are not done yet, oldest first."""
+"""Open requests, oldest first."""
 
 
 def done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
-    """The version that did what was asked for, up to the `head`; None while there is none. A request for each since."""
-    for each in history.backwards(store, head):
-        if each.version <= request.since:
+    """Return the version with the requested edit, up to `head`; None for none. One request for each version since."""
+    for version in history.backwards(store, head):
+        if version.version <= request.since:
             return None
-        if each.edited is not None and each.edited.id == request.id:
-            return each
+        if version.edited is not None and version.edited.id == request.id:
+            return version
     return None
 
 
 def withdraw(store: ObjectStore, app: str, request: EditRequest) -> None:
-    """Take a request away, and its rows. Two requests."""
+    """Delete a request and its rows. Two requests."""
     if request.rows:
         store.delete(keys.edit_rows(app, request.id))
     EDITS.remove(store, request.id, app)

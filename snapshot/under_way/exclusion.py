@@ -1,8 +1,8 @@
-"""The law: what goes beside what. Every cell of the one table in this file is an operation and a thing under way.
+"""Mutual exclusion: one table of operations and things under way, with a rule in each cell.
 
-A verb calls `check_exclusion` before it changes anything. Where others have to see its own note, it calls that again
-when the note is there: of two that begin at once, the later one sees the other. `check_exclusion` looks for what
-refuses the operation, by `signs`, and raises that cell's sentence. What the other cells say, verbs do themselves.
+A verb calls `check_exclusion` before it changes anything. If other verbs must see its note, it calls again
+after writing the note: if two start at once, the later one sees the other. `check_exclusion` detects what
+refuses the operation, by `signs`, and raises the error of that cell. Verbs implement the other rules themselves.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .signs import SIGNS, Sign, UnderWay
 
 
 class Intent(Enum):
-    """An operation on an app, by its name in messages."""
+    """Operation on an app, with its name in messages."""
 
     RUN = "a run"
     SNAPSHOT = "a snapshot by markers"
@@ -42,7 +42,7 @@ class Intent(Enum):
 
 
 class Does(Enum):
-    """What an operation does about a thing that is under way. A dry run, which finishes nothing, is refused instead."""
+    """Rule for an operation and a thing under way. A dry run is refused instead of finishing a thing."""
 
     BESIDE = "goes beside it"
     REFUSED = "is refused"
@@ -103,7 +103,7 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
         Intent.CLONE: _SNAPSHOT,
         Intent.COLLECT: "what it has written is named by nothing yet, so nothing is collected meanwhile",
         Intent.EDIT: "an edit could have them, so none is made meanwhile",
-        # Each keeps the records in flight with the moment before.
+        # Each of these takes a snapshot first, with in-flight records.
         Intent.MIGRATE: _SNAPSHOT,
         Intent.REWIND: _SNAPSHOT,
         Intent.RESET: _SNAPSHOT,
@@ -111,32 +111,32 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
     },
     UnderWay.CLONING: {None: "it lives from the app", Intent.FORGET: "it would have what is to be forgotten"},
 }
-"""Why a cell refuses, behind what is under way; None has the column's words, and a cell without any needs none."""
+"""Reason of a refusal, appended to the sign's fact; None is the default of the column, and empty needs none."""
 
 _THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
     (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
 }
-"""The next step of a cell, where it is another one than the sign's."""
+"""Next step for a cell, if it differs from the sign's."""
 
 HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
-"""The columns of an app that runs elsewhere."""
+"""Columns of an app that runs elsewhere."""
 
 
 def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:
-    """Raise `Refused` where something is under way that refuses an operation; with `columns`, of these alone.
+    """Raise `Refused` if something under way refuses an operation; with `columns`, checks only these.
 
-    A dry run changes nothing, so nothing is in its way but what the operation would have to finish first. A request or
-    two for each column. That an app is being removed, or made, `history.list_stages` says to everybody.
+    A dry run is refused only by what the operation would have to finish first. Costs one or
+    two requests for each column. Removal and creation of the app are reported by `history.list_stages`.
     """
-    in_the_way = Does.FINISHES if dry_run else Does.REFUSED
-    looked_for = [each for each in columns or SIGNS if LAW[intent][each] is in_the_way]
-    for look in dict.fromkeys(SIGNS[each] for each in looked_for):
-        if (sign := look(store, app)) is not None and sign.under_way in looked_for:
+    blocking = Does.FINISHES if dry_run else Does.REFUSED
+    blockers = [column for column in columns or SIGNS if LAW[intent][column] is blocking]
+    for detect in dict.fromkeys(SIGNS[column] for column in blockers):
+        if (sign := detect(store, app)) is not None and sign.under_way in blockers:
             raise refusal(intent, sign)
 
 
 def refusal(intent: Intent, sign: Sign) -> Refused:
-    """The error of a cell, for what was found."""
-    words = _WHY.get(sign.under_way, {})
-    why = words.get(intent, words.get(None, "")).format(intent=intent.value)
+    """Return the error of a cell for a detected sign."""
+    reasons = _WHY.get(sign.under_way, {})
+    why = reasons.get(intent, reasons.get(None, "")).format(intent=intent.value)
     return Refused(f"{sign.fact}: {why}" if why else sign.fact, hint=_THEN.get((sign.under_way, intent), sign.hint))

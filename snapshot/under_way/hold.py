@@ -1,4 +1,4 @@
-"""That an app is to read no further than some offsets: a note that its runners obey for as long as it is renewed."""
+"""Hold of an app at some offsets: a note that its runners obey as long as it is renewed."""
 
 from collections.abc import Iterable
 
@@ -9,43 +9,43 @@ from ...store.versions import keys, limits, notes
 from ..cut.stored import notify
 
 RENEW_S = 2.0
-"""How often whoever holds an app says so."""
+"""Interval at which the holder renews a hold."""
 LAPSE_S = 15.0
-"""From when on a runner takes no notice of a hold that nobody renewed: who held the app is gone."""
+"""Age after which runners ignore a hold, because its holder has died."""
 
 
 class Hold(Struct, frozen=True):
-    """What an app is held for, and where."""
+    """Hold of an app: reason and offsets."""
 
     app: limits.Name
     name: limits.Name
-    """The name that is to go over."""
+    """Name to be handed over."""
     to: limits.Name
-    """The app that is to get it."""
+    """App that will get the name."""
     by: limits.Line
     renewed: limits.Count
-    """Another number each time it is written."""
+    """Number that changes with each renewal."""
     until: dict[limits.Topic, limits.Offsets]
-    """By users' topic, where to end; a partition that is not named stands still."""
+    """End offsets by users' topic; runners read nothing from partitions that are not listed."""
     clock_ms: limits.SpanMs | None
-    """Up to when rows may fall due by the clock; None for now."""
+    """Clock time up to which rows may fall due; None for now."""
 
 
 def find(store: ObjectStore, app: str) -> Hold | None:
-    """The app's hold, None where it has none. One request."""
-    return notes.find(store, keys.hold(app), Hold, under=lambda found: keys.hold(found.app))
+    """Return the app's hold, or None. One request."""
+    return notes.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
 
 
-def hold(store: ObjectStore, each: Iterable[Hold], *, tell: bool) -> None:
-    """Write holds. Only with `tell` do runners that know of none look at once."""
-    for one in each:
-        notes.put(store, keys.hold(one.app), one)
+def hold(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
+    """Write holds. With `tell`, runners are notified to look at once."""
+    for app_hold in holds:
+        notes.put(store, keys.hold(app_hold.app), app_hold)
         if tell:
-            notify(store, one.app)
+            notify(store, app_hold.app)
 
 
 def release(store: ObjectStore, apps: Iterable[str]) -> None:
-    """Let these apps read on, and have their runners look at once."""
+    """Delete the holds of these apps, and notify their runners."""
     for app in apps:
         store.delete(keys.hold(app))
         notify(store, app)

@@ -1,4 +1,4 @@
-"""Things under way in an app, each with how it is detected (a note, a version, a sign of life) and its message."""
+"""Things under way in an app, each with how it is detected (a note, a version, a heartbeat) and its message."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -18,7 +18,7 @@ from .runners import beats
 
 
 class UnderWay(Enum):
-    """A thing under way in an app, or what the app is meanwhile."""
+    """Thing under way in an app, or state of the app meanwhile."""
 
     REMOVAL = "it is being removed"
     MAKING = "it is a clone, or an adoption, that is not whole yet"
@@ -36,25 +36,25 @@ class UnderWay(Enum):
 
 
 class Sign(NamedTuple):
-    """A thing under way that was detected."""
+    """Detected thing under way."""
 
     under_way: UnderWay
     fact: str
-    """A sentence: what is under way, by whom, since when."""
+    """Sentence that says what is under way, by whom, since when."""
     hint: str
-    """The next step of whoever is refused for it."""
+    """Next step for the refused operation."""
 
 
 def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
-    found = replicas.find(store, app)
-    if found is None or found.state == "recovered":
+    replica = replicas.find(store, app)
+    if replica is None or replica.state == "recovered":
         return None
-    here = f"{app} under {store.url}"
-    if found.state == "left":
-        fact = f"{here} was recovered elsewhere by {found.by}, and runs under {found.root} since"
-        return Sign(UnderWay.LEFT, fact, f"say --store {found.root}")
-    hint = f"say --store {found.root}; or, where that is lost: slackwater recover {app} --from {store.url}"
-    return Sign(UnderWay.COPY, f"{here} is a replica of {found.root}", hint)
+    label = f"{app} under {store.url}"
+    if replica.state == "left":
+        fact = f"{label} was recovered elsewhere by {replica.by}, and runs under {replica.root} since"
+        return Sign(UnderWay.LEFT, fact, f"say --store {replica.root}")
+    hint = f"say --store {replica.root}; or, where that is lost: slackwater recover {app} --from {store.url}"
+    return Sign(UnderWay.COPY, f"{label} is a replica of {replica.root}", hint)
 
 
 def _runner(store: ObjectStore, app: str) -> Sign | None:
@@ -65,16 +65,16 @@ def _runner(store: ObjectStore, app: str) -> Sign | None:
 
 
 def _snapshot(store: ObjectStore, app: str) -> Sign | None:
-    for asked in open_requests(store, app):
-        fact = f"snapshot {asked.name!r} of {app} is under way, asked for by {asked.by}"
-        hint = f"wait until it is complete, or withdraw it: slackwater snapshot rm {app} {asked.name}"
+    for open_request in open_requests(store, app):
+        fact = f"snapshot {open_request.name!r} of {app} is under way, asked for by {open_request.by}"
+        hint = f"wait until it is complete, or withdraw it: slackwater snapshot rm {app} {open_request.name}"
         return Sign(UnderWay.SNAPSHOT, fact, hint)
     return None
 
 
 def _edit(store: ObjectStore, app: str) -> Sign | None:
-    for asked in EDITS.all(store, app):
-        fact = f"an edit of {app} is under way, asked for by {asked.edit.by}"
+    for open_request in EDITS.all(store, app):
+        fact = f"an edit of {app} is under way, asked for by {open_request.edit.by}"
         return Sign(UnderWay.EDIT, fact, "let it end: the same `slackwater edit` again finishes it")
     return None
 
@@ -92,13 +92,13 @@ def _forgetting(store: ObjectStore, app: str) -> Sign | None:
 def _change(store: ObjectStore, app: str) -> Sign | None:
     if (last := MIGRATIONS.newest(store, app)) is None:
         return None
-    behind = last.behind(heads_of(store, app, history.list_stages(store, app)))
-    return half_done(last, behind) if behind else None
+    missing = last.behind(heads_of(store, app, history.list_stages(store, app)))
+    return half_done(last, missing) if missing else None
 
 
-def half_done(change: Migration, behind: Sequence[str]) -> Sign:
-    """The sign of a change that some stages did not go through."""
-    fact = f"{change.what} of {change.app}, by {change.by}, is not done yet: {', '.join(behind)} did not go through it"
+def half_done(change: Migration, missing: Sequence[str]) -> Sign:
+    """Return the sign of a change that some stages have not applied."""
+    fact = f"{change.what} of {change.app}, by {change.by}, is not done yet: {', '.join(missing)} did not go through it"
     return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
 
 
@@ -121,11 +121,11 @@ def _clones(store: ObjectStore, app: str) -> Sign | None:
 
 
 def _recovery(store: ObjectStore, app: str) -> Sign | None:
-    found = replicas.find_recovery(store, app)
-    copy = replicas.find(store, app) if found is not None else None
-    if found is None or copy is None or copy.state != "copy":
+    recovery = replicas.find_recovery(store, app)
+    copy = replicas.find(store, app) if recovery is not None else None
+    if recovery is None or copy is None or copy.state != "copy":
         return None
-    fact = f"{app} is recovered from {store.url} by {found.by}, since {instants.when(found.time_ms)}"
+    fact = f"{app} is recovered from {store.url} by {recovery.by}, since {instants.when(recovery.time_ms)}"
     return Sign(UnderWay.RECOVERY, fact, "it is the app itself once that is done")
 
 
@@ -141,4 +141,7 @@ SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
     UnderWay.CLONES: _clones,
     UnderWay.RECOVERY: _recovery,
 }
-"""How `check_exclusion` detects each, in this order. Listing stages detects the first two, promoting a promotion."""
+"""Detector of each thing, in the order in which `check_exclusion` calls them.
+
+Listing stages detects removal and creation; promoting detects a promotion.
+"""

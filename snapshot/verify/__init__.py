@@ -1,1 +1,1 @@
-"""Proving that a cut is what it claims, by recomputing it from the objects. Changes nothing."""
+"""Verification of a cut by recomputing it from stored objects. Read-only."""

@@ -1,4 +1,4 @@
-"""What is in flight on each channel, by the manifests, and whether a snapshot's records and markers agree with it."""
+"""In-flight records of each channel by the manifests, and checks of a snapshot's records and markers against them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,83 +20,83 @@ from .report import Verified, as_sentence, noted
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """A channel of the cut, and what is in flight to one receiver."""
+    """A channel of the cut, and the records in flight to one receiver."""
 
     channel: Channel
     in_flight: InFlight | None
-    """None when the manifests in between do not say."""
+    """Records in flight; None if the manifests in between do not say."""
     exact: bool
-    """Whether `in_flight.rows` is the receiver's own: a clone's first version says how much it copied for all."""
+    """True if `in_flight.rows` is the receiver's own count. A clone's first version has one count for all receivers."""
     wrong: tuple[str, ...] = ()
 
 
 def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
-    """Every channel of the cut that a stage reads, once for each reader, and what the manifests say is in flight.
+    """Return each channel of the cut once per reader, with the records in flight by the manifests.
 
-    Reads the senders' manifests between what was consumed and the cut.
+    Reads the senders' manifests between the consumed version and the cut.
     """
-    found, edges = [], channels(cut)
+    states, edges = [], channels(cut)
     for channel in edges:
         output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
         if source is None:
             continue
         counts = (output.ends, output.sent, source.offsets, source.consumed or output.ends, source.lost or output.ends)
-        lengths = {len(each) for each in counts}
+        lengths = {len(count) for count in counts}
         state, exact, wrong = None, False, ""
         if len(lengths) > 1:
-            several = ", ".join(map(str, sorted(lengths)))
-            wrong = f"ends, sent, offsets, consumed and lost are of {several} partitions; expected one number"
+            counts_text = ", ".join(map(str, sorted(lengths)))
+            wrong = f"ends, sent, offsets, consumed and lost differ in their number of partitions: {counts_text}"
         else:
             try:
                 state = channel_state(store, cut, channel)
                 between = history.followed(store, cut.stages[channel.sender], state.after)
-                copied = any(each.begins or each.rewind is not None for each in between)
+                copied = any(version.begins or version.rewind is not None for version in between)
                 exact = not copied or sum(other.name == channel.name for other in edges) == 1
             except (Corruption, NotFound) as error:
                 state, wrong = None, as_sentence(error)
-        where = f"{channel.name} from {channel.sender} to {channel.receiver}"
-        found.append(ChannelState(channel, state, exact, (f"{where}: {wrong}",) if wrong else ()))
-    return tuple(found)
+        label = f"{channel.name} from {channel.sender} to {channel.receiver}"
+        states.append(ChannelState(channel, state, exact, (f"{label}: {wrong}",) if wrong else ()))
+    return tuple(states)
 
 
 Addresses = npt.NDArray[np.int64]
-"""A row for each record, with the columns of `ADDRESS`."""
+"""One row per record, with the columns of `ADDRESS`."""
 
 _PLACE = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
-"""What a captured channel and the cut both say of the records in flight."""
+"""Fields that a captured channel and the cut's in-flight records have in common."""
 
 
 def check_captured(
     snapshot: Snapshot, captured: Mapping[tuple[str, str], Captured], states: Iterable[ChannelState]
 ) -> Iterator[Verified]:
-    """Whether the snapshot says that it keeps exactly what is in flight: `captured`, by channel and receiver.
+    """Check that the snapshot keeps exactly the records in flight. `captured` is by channel and receiver.
 
-    One that was taken by markers keeps all of it. One that was pinned keeps all or nothing.
+    A snapshot taken by markers keeps all of them. A pinned snapshot keeps all or none.
     """
-    due = {(each.channel.name, each.channel.receiver): each.in_flight for each in states}
-    for place in sorted(captured.keys() | due.keys() if captured or snapshot.kind == "markers" else ()):
-        in_flight = due.get(place)
-        if place in due and in_flight is None:
-            continue  # what is in flight is not known; the books say why
-        nothing = in_flight is None or not in_flight.attempts
-        if nothing and place not in captured:
+    expected = {(state.channel.name, state.channel.receiver): state.in_flight for state in states}
+    for channel_key in sorted(captured.keys() | expected.keys() if captured or snapshot.kind == "markers" else ()):
+        in_flight = expected.get(channel_key)
+        if channel_key in expected and in_flight is None:
+            continue  # in-flight records are unknown; the ledger says why
+        is_empty = in_flight is None or not in_flight.attempts
+        if is_empty and channel_key not in captured:
             continue
-        where = f"{place[0]} to {place[1]}"
-        wrong, kept = [], captured.get(place)
-        if kept is None and in_flight is not None:
-            found = f"{in_flight.rows} records of versions {in_flight.after + 1} to {in_flight.up_to}"
-            wrong.append(f"{found} are in flight, and it keeps none")
-        elif kept is not None:
-            if sum(kept.counts) != kept.rows:
-                wrong.append(f"it counts {sum(kept.counts)} records, and names objects with {kept.rows}")
-            if nothing:
-                wrong.append(f"it keeps {kept.rows} records, and nothing is in flight")
-            for name in () if nothing else _PLACE:
-                said, due_here = getattr(kept, name), getattr(in_flight, name)
-                if said != due_here:
-                    what = name.replace("_", " ")
-                    wrong.append(f"it keeps records with {what} {said}; the cut has {due_here} in flight")
-        yield Verified("kept", where, tuple(f"snapshot {snapshot.name!r}, {where}: {each}" for each in wrong))
+        label = f"{channel_key[0]} to {channel_key[1]}"
+        wrong, capture = [], captured.get(channel_key)
+        if capture is None and in_flight is not None:
+            missing = f"{in_flight.rows} records of versions {in_flight.after + 1} to {in_flight.up_to}"
+            wrong.append(f"{missing} are in flight, but it keeps none")
+        elif capture is not None:
+            if sum(capture.counts) != capture.rows:
+                wrong.append(f"it counts {sum(capture.counts)} records, but its objects have {capture.rows}")
+            if is_empty:
+                wrong.append(f"it keeps {capture.rows} records, but none are in flight")
+            for name in () if is_empty else _PLACE:
+                actual, expected_value = getattr(capture, name), getattr(in_flight, name)
+                if actual != expected_value:
+                    field = name.replace("_", " ")
+                    wrong.append(f"it keeps records with {field} {actual}; expected {expected_value}")
+        yield Verified("kept", label, tuple(f"snapshot {snapshot.name!r}, {label}: {fault}" for fault in wrong))
 
 
 def recount(
@@ -104,100 +104,114 @@ def recount(
 ) -> tuple[tuple[int, ...] | None, tuple[Verified, ...]]:
     """Read every object of a captured channel and check each record's address.
 
-    `markers` has the offset of the snapshot's marker in each partition, and is empty where there is none. Returns the
-    records by partition, None when an object cannot be read, and a check of each object. Raises only `Unavailable`.
+    `markers` has the offset of the snapshot's marker in each partition; empty for none. Returns the number of records
+    by partition, None if an object cannot be read, and a check of each object. Raises only `Unavailable`.
     """
     begin, end = len(captured.starts), len(captured.ends)
     if not begin == end == len(markers or captured.ends):
         where = f"{captured.channel} to {captured.receiver}"
-        return None, (Verified("kept", where, (f"{where}: it is kept of {begin} or {end} partitions",), 0),)
+        return None, (
+            Verified(
+                "kept",
+                where,
+                (f"{where}: it has {begin} start and {end} end offsets; expected one of each per partition",),
+                0,
+            ),
+        )
     counts = np.zeros(end, np.int64)
     last = np.full((1, len(ADDRESS)), -1)
     checked = []
     readable = True
-    for each in captured.objects:
+    for captured_object in captured.objects:
         wrong: list[str] = []
         rows = None
         with noted(wrong):
-            rows = _addresses(store, each, end)
+            rows = _addresses(store, captured_object, end)
         if rows is None:
             readable = False
         else:
-            wrong += (f"{each.key} {fault}" for fault in _faults(rows, last, each, captured, markers))
+            wrong += (
+                f"{captured_object.key} {fault}" for fault in _faults(rows, last, captured_object, captured, markers)
+            )
             counts += np.bincount(rows[:, 0], minlength=len(counts))
             last = rows[-1:] if len(rows) else last
-        checked.append(Verified("objects", each.key, tuple(wrong)))
+        checked.append(Verified("objects", captured_object.key, tuple(wrong)))
     return tuple(counts.tolist()) if readable else None, tuple(checked)
 
 
-def _addresses(store: ObjectStore, each: CapturedObject, partitions: int) -> Addresses:
-    """The address of each record of an object, if the object is what was written. Raises `Corruption`."""
+def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: int) -> Addresses:
+    """Return the address of each record of an object. Raises `Corruption` if the object is not what was written."""
     try:
-        # All columns: a page that cannot be read is found by its own checksum.
-        rows = read_object(store, each, check_pages=True)
-        found_rows = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS])
+        # All columns, so that page checksums find every damaged page.
+        rows = read_object(store, captured_object, check_pages=True)
+        addresses = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS])
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise Corruption(f"{each.key} does not hold records with addresses: {error}", object_key=each.key) from None
-    if len(found_rows) and not 0 <= found_rows[:, 0].min() <= found_rows[:, 0].max() < partitions:
-        raise Corruption(f"{each.key} has records of partitions beyond {partitions}", object_key=each.key)
-    return found_rows
+        raise Corruption(
+            f"{captured_object.key} does not hold records with addresses: {error}", object_key=captured_object.key
+        ) from None
+    if len(addresses) and not 0 <= addresses[:, 0].min() <= addresses[:, 0].max() < partitions:
+        raise Corruption(
+            f"{captured_object.key} has records of partitions beyond {partitions}", object_key=captured_object.key
+        )
+    return addresses
 
 
 def _faults(
-    rows: Addresses, last: Addresses, each: CapturedObject, captured: Captured, markers: tuple[int, ...]
+    rows: Addresses, last: Addresses, captured_object: CapturedObject, captured: Captured, markers: tuple[int, ...]
 ) -> Iterator[str]:
-    """What is wrong with the records of one object; `last` is the address before them."""
-    if len(rows) != each.rows:
-        yield f"has {len(rows)} records; expected {each.rows}"
+    """Yield what is wrong with the records of one object. `last` is the address before the first."""
+    if len(rows) != captured_object.rows:
+        yield f"has {len(rows)} records; expected {captured_object.rows}"
     partition, offset = rows[:, 0], rows[:, 1]
     starts, ends = np.array(captured.starts), np.array(captured.ends)
     for p, o, r in rows[(offset < starts[partition]) | (offset >= ends[partition])][:1].tolist():
         yield f"has record {captured.topic}[{p}]@{o}+{r}; expected offsets {starts[p]} to {ends[p] - 1}"
     for p, o, r in rows[offset > np.array(markers)[partition]][:1].tolist() if markers else ():
-        yield f"has record {captured.topic}[{p}]@{o}+{r}, which lies behind the marker at {markers[p]}"
+        yield f"has record {captured.topic}[{p}]@{o}+{r}, which is after the marker at {markers[p]}"
     step = np.diff(np.concatenate([last, rows]), axis=0)
-    # Of partition, offset and row, the first that changes must grow.
+    # Addresses must ascend: of partition, offset and row, the first that changes must increase.
     grown = np.take_along_axis(step, np.argmax(step != 0, axis=1)[:, None], axis=1)[:, 0] > 0
     for p, o, r in rows[~grown][:1].tolist():
         yield f"has record {captured.topic}[{p}]@{o}+{r} twice or out of order"
 
 
 def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -> tuple[int, ...]:
-    """The offset of the snapshot's marker in each partition of a channel; empty when there is none."""
+    """Return the offset of the snapshot's marker in each partition of a channel; empty if there is none."""
     if snapshot is None or sender not in cut.stages or channel not in cut.stages[sender].outputs:
         return ()
     output = cut.stages[sender].outputs[channel]
-    found = output.markers.get(snapshot.id, ())
-    return found if len(found) == len(output.ends) else ()
+    offsets = output.markers.get(snapshot.id, ())
+    return offsets if len(offsets) == len(output.ends) else ()
 
 
 def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
-    """What the manifests say: every sender's version names the marker, and no reader in the cut has passed it."""
+    """Check that every sender's version names the marker, and that no reader in the cut has passed the marker."""
     seen = set()
     for channel in channels(cut):
         sender, wrong, count = cut.stages[channel.sender], [], 0
         output = sender.outputs[channel.name]
-        found, ends = output.markers.get(snapshot.id), output.ends
+        markers, ends = output.markers.get(snapshot.id), output.ends
         if channel.name not in seen:
             seen.add(channel.name)
             count = len(ends)
-            at, of = f"{channel.sender}@v{sender.version}", f"of snapshot {snapshot.name!r} on channel {channel.name!r}"
-            if found is None:
-                wrong.append(f"{at} names no marker {of}")
-            elif len(found) != len(ends):
-                wrong.append(f"{at} names {len(found)} markers {of}; expected one in each of {len(ends)} partitions")
+            version, expected = f"{channel.sender}@v{sender.version}", f"one in each of {len(ends)} partitions"
+            source = f"of snapshot {snapshot.name!r} on channel {channel.name!r}"
+            if markers is None:
+                wrong.append(f"{version} names no marker {source}")
+            elif len(markers) != len(ends):
+                wrong.append(f"{version} names {len(markers)} markers {source}; expected {expected}")
             else:
                 wrong += (
-                    f"{at} names a marker at {output.topic}[{partition}]@{marker}, but its messages end at {end}"
-                    for partition, (marker, end) in enumerate(zip(found, ends, strict=True))
+                    f"{version} names a marker at {output.topic}[{partition}]@{marker}, but its messages end at {end}"
+                    for partition, (marker, end) in enumerate(zip(markers, ends, strict=True))
                     if marker >= end
                 )
-        if channel.input is not None and found and len(found) == len(ends):
-            # What follows the marker up to `ends` are markers of other snapshots: they are of the same version.
+        if channel.input is not None and markers and len(markers) == len(ends):
+            # Between the marker and `ends` there are only markers of other snapshots, written by the same version.
             reader = f"{channel.receiver}@v{cut.stages[channel.receiver].version} consumed {channel.input.topic}"
             wrong += (
-                f"{reader}[{partition}] up to {offset}, past the marker of snapshot {snapshot.name!r}: expected {end} "
-                "at most"
+                f"{reader}[{partition}] up to {offset}, past the marker of snapshot {snapshot.name!r}: expected at "
+                f"most {end}"
                 for partition, (end, offset) in enumerate(zip(ends, channel.input.offsets, strict=False))
                 if offset > end
             )
@@ -205,20 +219,20 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
 
 
 def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_reread: list[str]) -> Iterator[Verified]:
-    """Check each marker in Kafka. Channels whose markers are not there any more are added to `not_reread`."""
+    """Check each marker in Kafka. Channels whose markers Kafka has deleted are added to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic
         for partition, offset in enumerate(markers_of(snapshot, cut, name, sender)):
-            place = f"{topic}[{partition}]@{offset}"
-            found, why = None, "nothing says where Kafka is"
+            address = f"{topic}[{partition}]@{offset}"
+            marker_id, reason = None, "no Kafka configured"
             if reader is not None:
                 try:
-                    found, why = reader.marker(topic, partition, offset), f"{place} is gone from Kafka"
+                    marker_id, reason = reader.marker(topic, partition, offset), f"{address} is gone from Kafka"
                 except (NotFound, Refused, Unavailable) as error:
-                    why = error.message
-            if found is None:
-                not_reread.append(f"markers on {name} were not re-read: {why}")
+                    reason = error.message
+            if marker_id is None:
+                not_reread.append(f"markers on {name} were not re-read: {reason}")
                 break
-            if found != snapshot.id:
-                what = f"the marker of {found}" if found else "no marker"
-                yield Verified("markers", place, (f"{place} holds {what}; expected that of {snapshot.id}",), 0)
+            if marker_id != snapshot.id:
+                actual = f"the marker of {marker_id}" if marker_id else "no marker"
+                yield Verified("markers", address, (f"{address} holds {actual}; expected that of {snapshot.id}",), 0)

@@ -1,6 +1,6 @@
-"""The books of a cut's channels: what was sent, what was consumed or lost, and what is in flight between.
+"""Balance of each channel of a cut: records sent, consumed, lost and in flight.
 
-`chandy_lamport` says what must add up; what is in flight is counted apart from the others.
+`chandy_lamport` defines what must add up. In-flight records are counted independently of the other numbers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,22 +25,22 @@ Counts = tuple[int, ...]  # by partition
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Records in flight, counted without looking at what was sent or consumed."""
+    """Number of records in flight, counted independently of what was sent and consumed."""
 
     rows: int | None
-    """None when nothing could be counted."""
+    """Number of records; None if they could not be counted."""
     by_partition: tuple[int, ...]
-    """Empty when only the sum is known."""
+    """Number of records by partition; empty if only the sum is known."""
     where: str
-    """What was counted: `manifests`, `snapshot`, `kept records` or `Kafka`; empty for nothing."""
+    """Source of the count: `manifests`, `snapshot`, `kept records` or `Kafka`; empty for none."""
     not_reread: str = ""
-    """Why the records themselves were not read, where they were to be."""
+    """Reason why the records were not read although requested."""
     wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A line of the books: one channel and one receiver. Counts are of records since the channel began."""
+    """Counts of one channel and one receiver, in records since the channel began."""
 
     channel: str
     sender: str
@@ -48,36 +48,37 @@ class LedgerEntry:
     receiver: str
     receiver_version: int
     sent: tuple[int, ...]
-    """By Kafka partition."""
+    """Records sent, by Kafka partition."""
     consumed: tuple[int, ...]
-    """By Kafka partition; empty when not known: the reader began in the middle."""
+    """Records consumed, by Kafka partition; empty if unknown because the reader did not start at the beginning."""
     in_flight: Counted
     lost: tuple[int, ...] = ()
-    """By Kafka partition, what the reader passed over because it was gone; empty for nothing."""
+    """Records that were gone when the reader came to them, by Kafka partition; empty for none."""
 
     @property
     def difference(self) -> int | None:
-        """Sent, less consumed, lost and in flight; None when one of the last three is not known."""
+        """Records sent, minus consumed, lost and in flight; None if one of these is unknown."""
         if not self.consumed or self.in_flight.rows is None:
             return None
         return sum(self.sent) - sum(self.consumed) - sum(self.lost) - self.in_flight.rows
 
     @property
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
-        """Sent, consumed, lost, in flight and the difference, by Kafka partition; empty when not known.
+        """Sent, consumed, lost, in flight and difference by Kafka partition; empty if unknown.
 
-        In flight is None where only the sum is known; a difference is known all the same where more was consumed than
-        sent.
+        In flight is None if only the sum is known. The difference is known even then if more was consumed than sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):
             return ()
         counted = self.in_flight.by_partition
-        known = len(counted) == len(self.sent)
+        is_known = len(counted) == len(self.sent)
         lines = []
-        for number, (sent, used, gone) in enumerate(zip(self.sent, self.consumed, lost, strict=True)):
-            left, rows = sent - used - gone, counted[number] if known else None
-            lines.append((sent, used, gone, rows, left - (rows or 0) if known or left < 0 else None))
+        for number, (sent, consumed, passed_over) in enumerate(zip(self.sent, self.consumed, lost, strict=True)):
+            unconsumed, rows = sent - consumed - passed_over, counted[number] if is_known else None
+            lines.append(
+                (sent, consumed, passed_over, rows, unconsumed - (rows or 0) if is_known or unconsumed < 0 else None)
+            )
         return tuple(lines)
 
 
@@ -90,25 +91,25 @@ def entries(
     *,
     deep: bool,
 ) -> Iterator[LedgerEntry]:
-    """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
+    """Yield the counts of each channel and receiver, senders upstream first. Faults are in `Counted.wrong`.
 
-    By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was counted of that in the
-    objects themselves (`recount`). Only with `deep` the records in Kafka are counted, if there is a `reader`.
+    `captured` is what the cut's snapshot keeps, and `recounts` the records counted in those objects (`recount`), both
+    by channel and receiver. With `deep`, records are counted in Kafka if there is a `reader`.
     """
     for state in states:
         channel = state.channel
         output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
-        place = (channel.name, channel.receiver)
-        if place not in captured:
+        channel_key = (channel.name, channel.receiver)
+        if channel_key not in captured:
             counted = _count_in_flight(state, reader, deep=deep)
-        elif place not in recounts:
-            counts = added(captured[place].counts, captured[place].forgotten)
+        elif channel_key not in recounts:
+            counts = added(captured[channel_key].counts, captured[channel_key].forgotten)
             counted = Counted(sum(counts), counts, "snapshot", wrong=state.wrong)
-        elif (recounted := recounts[place]) is None:
-            # What is wrong with the objects is said where they are checked.
+        elif (recounted := recounts[channel_key]) is None:
+            # The checks of the objects say what is wrong with them.
             counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
         else:
-            recounted = added(recounted, captured[place].forgotten)
+            recounted = added(recounted, captured[channel_key].forgotten)
             counted = Counted(sum(recounted), recounted, "kept records", wrong=state.wrong)
         yield LedgerEntry(
             channel=channel.name,
@@ -124,13 +125,13 @@ def entries(
 
 
 def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) -> Counted:
-    """In Kafka if that is asked for and can be done, else as the manifests say."""
+    """Count the records in flight in Kafka with `deep` and a `reader`, else by the manifests."""
     in_flight, not_reread = state.in_flight, ""
     if in_flight is None:
         return Counted(None, (), "", wrong=state.wrong)
     if deep and in_flight.attempts:
         counts = np.zeros(len(in_flight.ends), np.int64)
-        # Counted, not checked while it is read: the books shall say what is missing, and where.
+        # Without expected counts, so that missing records show as a difference in the ledger and not as an error.
         try:
             for rows in reader.read(replace(in_flight, counts=())) if reader else ():
                 counts += count_by_partition(rows, len(counts))
@@ -141,28 +142,28 @@ def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) 
         else:
             if reader is not None:
                 return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
-            not_reread = "nothing says where Kafka is"
+            not_reread = "no Kafka configured"
     if not state.exact:
         return Counted(None, (), "", not_reread)
     return Counted(in_flight.rows, (), "manifests", not_reread)
 
 
 def balance(entry: LedgerEntry) -> Verified:
-    """Whether the line adds up, as the protocol defines it. What is not known is not checked."""
+    """Check that the counts add up, as the protocol defines it. Unknown counts are not checked."""
     counted = entry.in_flight
     wrong: tuple[str, ...] = ()
     if len(entry.sent) == len(entry.consumed) and counted.by_partition:
         wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, counted.by_partition)
     elif len(entry.sent) == len(entry.consumed):
-        # Only the sum is known: no partition may have passed more than was sent to it, and the sums must agree.
-        passed = (sum(each) for each in zip_longest(entry.consumed, entry.lost, fillvalue=0))
+        # Only the sum is known: no partition may have consumed more than was sent to it, and the sums must agree.
+        passed = (sum(counts) for counts in zip_longest(entry.consumed, entry.lost, fillvalue=0))
         least = tuple(max(0, sent - past) for sent, past in zip(entry.sent, passed, strict=False))
         wrong = _violations(entry, entry.sent, entry.consumed, entry.lost, least)
         if not wrong and counted.rows is not None:
             lost = (sum(entry.lost),) if entry.lost else ()
             sums = _violations(entry, (sum(entry.sent),), (sum(entry.consumed),), lost, (counted.rows,))
-            # It is not partition 0 that differs.
-            wrong = tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
+            # The sums were passed as partition 0, which the sentence must not name.
+            wrong = tuple(entry.channel + sentence.removeprefix(f"{entry.channel}[0]") for sentence in sums)
     where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
     return Verified("channels", where, (*counted.wrong, *wrong))
 

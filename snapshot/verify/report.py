@@ -1,4 +1,4 @@
-"""What verifying finds: how many things of each kind were checked, and what is not as it must be. Values only."""
+"""Results of verification: number of checks by kind, and differences. Values only."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,34 +10,34 @@ from ...errors import SlackwaterError, Unavailable
 Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives", "topics"]
 
 CHECKS: dict[Check, tuple[str, str]] = {
-    "versions": ("manifest", "nothing is consumed that was not sent, and readers stand where a version ended"),
+    "versions": ("manifest", "no record consumed before it was sent; offsets at version boundaries"),
     "channels": ("channel", "sent = consumed + in flight"),
-    "kept": ("channel", "the records that the snapshot keeps are those in flight"),
-    "markers": ("marker", "every sender names the snapshot's marker, and nothing behind it is in the cut"),
-    "history": ("version", "versions follow each other, and no offset or count goes back"),
-    "objects": ("object", "there, and what its manifest says"),
-    "rows": ("row", "where its hash says, in order, once for each key"),
-    "archives": ("object", "records of the input archive, there, and what its index says"),
-    "topics": ("topic", "the one that was read or written, and not another one of its name"),
+    "kept": ("channel", "the snapshot keeps exactly the records in flight"),
+    "markers": ("marker", "every sender recorded the snapshot's marker; no reader passed it"),
+    "history": ("version", "no version missing; offsets and counts never go back"),
+    "objects": ("object", "present, and as its manifest says"),
+    "rows": ("row", "in the state partition of its hash, sorted, one per key"),
+    "archives": ("object", "input archive: present, and as its index says"),
+    "topics": ("topic", "the same topic as before, not a recreated one"),
 }
-"""What is counted of each kind, in the order they are made, and what must hold."""
+"""Kinds of checks in the order of the report, each with the unit that is counted and what must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Something that was checked; `wrong` has a sentence for everything that is not as it must be."""
+    """One check. `wrong` has a sentence for every fault."""
 
     check: Check
     subject: str
-    """The object's key, or the channel, stage or version in words."""
+    """Key of the object, or a description of the channel, stage or version."""
     wrong: tuple[str, ...] = ()
     count: int = 1
-    """How many things it stands for, in the unit of `CHECKS`."""
+    """Number of units of `CHECKS` that the check covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One way in which the cut is not what it claims to be."""
+    """One difference between the cut and what it must be."""
 
     check: Check
     subject: str
@@ -46,29 +46,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many things one kind of check was made of."""
+    """Number of checks of one kind."""
 
     check: Check
     checked: int
     differences: int
 
 
-def tally(found: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
-    """Counts of each kind that was made at all, and every difference, in the order of `CHECKS`."""
-    found = tuple(found)
+def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
+    """Return the counts of each kind with at least one check, and every difference, in the order of `CHECKS`."""
+    verified = tuple(verified)
     tallies, differences = [], []
     for check in CHECKS:
-        of_kind = [one for one in found if one.check == check]
-        wrong = [Finding(check, one.subject, message) for one in of_kind for message in one.wrong]
-        if of_kind:
-            tallies.append(Tally(check, sum(one.count for one in of_kind), len(wrong)))
+        checks = [checked for checked in verified if checked.check == check]
+        wrong = [Finding(check, checked.subject, message) for checked in checks for message in checked.wrong]
+        if checks:
+            tallies.append(Tally(check, sum(checked.count for checked in checks), len(wrong)))
         differences += wrong
     return tuple(tallies), tuple(differences)
 
 
 @contextmanager
 def noted(wrong: list[str]) -> Iterator[None]:
-    """Whatever stored bytes do to the block becomes a sentence; only storage that does not answer is an error."""
+    """Append errors of the block to `wrong` as sentences. Only `Unavailable` is raised."""
     try:
         yield
     except Unavailable:
@@ -78,6 +78,6 @@ def noted(wrong: list[str]) -> Iterator[None]:
 
 
 def as_sentence(error: SlackwaterError) -> str:
-    """The error's message, with the object it is about where the message does not name it."""
+    """Return the error's message, prefixed with the object's key if the message does not name it."""
     key = getattr(error, "object_key", "")
     return error.message if key in error.message else f"{key}: {error.message}"

@@ -1,4 +1,4 @@
-"""Whether objects are there, by their sizes, and an SST what its manifest promises, byte by byte and row by row."""
+"""Checks of stored objects by size, and of SSTs against their manifest entries, byte by byte and row by row."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -24,14 +24,14 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from .report import Verified, noted
 
 _PAGE = 1000
-"""Keys in one answer of S3 to a listing."""
+"""Keys per response to an S3 list request."""
 
 
 def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
-    """Whether each object is there and has the bytes it should have.
+    """Check that each object exists and has the expected size.
 
-    A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
-    that lie between the first and the last. Raises only `Unavailable`.
+    Lists the folders while that is cheaper than one request per object: a list request returns 1,000 objects between
+    the first and the last. Raises only `Unavailable`.
     """
     folders: dict[str, list[str]] = {}
     for key in sorted(expected):
@@ -42,23 +42,23 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Ver
         if wrong:
             yield Verified("objects", key, tuple(wrong))
     for folder, names in folders.items():
-        found: dict[str, int] = {}
-        # A listing begins after the key it is given.
+        sizes: dict[str, int] = {}
+        # A listing starts after the given key.
         for info in islice(store.list(folder, names[0][:-1]), _PAGE * len(names)):
             if info.key in expected:
-                found[info.key] = info.size_bytes
+                sizes[info.key] = info.size_bytes
             if info.key >= names[-1]:
                 break
         for key in names:
-            if key not in found:
+            if key not in sizes:
                 fault = _wrong_size(store, key, expected[key])
             else:
-                fault = "" if found[key] == expected[key] else f"has {found[key]} bytes; expected {expected[key]}"
+                fault = "" if sizes[key] == expected[key] else f"has {sizes[key]} bytes; expected {expected[key]}"
             yield Verified("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
 def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
-    """What is wrong with an object's size, by reading the last byte and the one that must not follow it."""
+    """Return what is wrong with an object's size. Reads the last expected byte and the one after it."""
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -67,13 +67,13 @@ def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
 
 
 def check_entries(manifest: Manifest) -> Verified:
-    """What is wrong with what a manifest says of its SSTs."""
-    at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
-    # What each entry may say by itself, whoever reads the manifest has seen to (`store.versions.checks`).
-    # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
+    """Check what a manifest says of its SSTs."""
+    version = f"{manifest.app}/{manifest.stage} v{manifest.version}"
+    # Single entries are checked when the manifest is read (`store.versions.checks`).
+    # The row with the larger `_seq` wins, so SSTs that may hold the same key must not share versions.
     ssts = manifest.ssts
-    wrong = [f"{at} has {len(ssts)} SSTs and no table"] if ssts and manifest.table is None else []
-    # The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs.
+    wrong = [f"{version} has {len(ssts)} SSTs and no table"] if ssts and manifest.table is None else []
+    # Pairs with overlapping hash ranges, in the order of the manifest. They are few even if there are many SSTs.
     pairs: list[tuple[int, int]] = []
     reached: list[int] = []
     for number in sorted(range(len(ssts)), key=lambda number: ssts[number].hash_min):
@@ -81,18 +81,18 @@ def check_entries(manifest: Manifest) -> Verified:
         pairs += ((min(number, other), max(number, other)) for other in reached)
         reached.append(number)
     wrong += (
-        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
-        for one, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
-        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
+        f"{version}: SSTs {sst.object} and {other.object} overlap in hashes and versions; expected separate versions"
+        for sst, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
+        if sst.seq_min <= other.seq_max and other.seq_min <= sst.seq_max
     )
-    return Verified("objects", at, tuple(wrong), 0)
+    return Verified("objects", version, tuple(wrong), 0)
 
 
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Verified]:
     """Read a whole SST and check every row.
 
-    `partitions` has the numbers of state partitions that the stage had while the SST may have been written; it is empty
-    when nobody knows. Raises only `Unavailable`.
+    `partitions` are the numbers of state partitions that the stage had while the SST may have been written; empty if
+    unknown. Raises only `Unavailable`.
     """
     wrong: list[str] = []
     faults: list[str] = []
@@ -100,36 +100,37 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
         data = fetch(store, sst)
         faults += _index_faults(data, sst, table)
         rows = (
-            stored if how is None else how.read(stored, how.schema.names)
+            stored if adapter is None else adapter.read(stored, adapter.schema.names)
             for stored in decode(data, sst, table)
-            for how in [check_shape(sst, table, stored.schema, sst.rows)]
+            for adapter in [check_shape(sst, table, stored.schema, sst.rows)]
         )
         faults += row_faults(rows, sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
-            said = " or ".join(map(str, sorted(counts)))
-            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
+            numbers = " or ".join(map(str, sorted(counts)))
+            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} state partitions")
     yield Verified("objects", sst.object, tuple(wrong))
-    found = tuple(f"SST {sst.object}: {fault}" for fault in faults)
-    yield Verified("rows", sst.object, found, 0 if wrong else sst.rows)
+    sentences = tuple(f"SST {sst.object}: {fault}" for fault in faults)
+    yield Verified("rows", sst.object, sentences, 0 if wrong else sst.rows)
 
 
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:
-    """Whether the SST's hashes are of one state partition, under one of these numbers of partitions, if any is known.
+    """Return True if the SST's hashes are in one state partition, or if the number of partitions is unknown.
 
-    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are.
+    `partitions` are the numbers of partitions that the stage may have had; one must fit.
+    `Sst.partition` is not used: the number of partitions may change while SSTs stay.
     """
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
     return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
 def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
-    """Whether what look-ups read first, footer and filters, is where the manifest says, and leads to every row."""
+    """Yield the faults of footer, filters and page indexes: sizes, checksums, and rows that look-ups would miss."""
     if not 0 < sst.footer_bytes <= len(data):
         yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
         return
-    if (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
-        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
+    if (checksum := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
+        yield f"its footer of {sst.footer_bytes} bytes has checksum {checksum}; expected {sst.footer_checksum}"
     try:
         footer = decode_footer(data, sst, table)
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -140,13 +141,13 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
         for number, group in enumerate(footer.groups):
             hashes = read_groups(file, [number], [HASH]).column(HASH).to_numpy()
             index = decode_index(lambda start, end: data[start:end], sst, footer, number)
-            for at in range(len(index.checksums) // CHUNK_CHECKSUM_BYTES):
-                start, end = footer.filter_at(number, at)
-                check_chunk(data[start:end], at, sst, index, number)
+            for chunk in range(len(index.checksums) // CHUNK_CHECKSUM_BYTES):
+                start, end = footer.filter_at(number, chunk)
+                check_chunk(data[start:end], chunk, sst, index, number)
             least, most = index.ranges[HASH]
             starts = index.first_row[:-1]
             if (hashes[starts] != least).any() or (hashes[index.first_row[1:] - 1] != most).any():
-                yield f"the page index of row group {number} has other hashes than its rows"
+                yield f"the page index of row group {number} does not match the hashes of its rows"
             column = group.columns[0].meta_data
             start = column.bloom_filter_offset or 0
             chunks = chunks_in(data[start : start + (column.bloom_filter_length or 0)])
@@ -158,76 +159,78 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
 
 
 class _Rule(NamedTuple):
-    """What must hold for rows: where it does not, and what is found and expected there."""
+    """A rule for rows: where it is broken, and the values for its sentence."""
 
     broken: npt.NDArray[np.bool_]
     says: str
-    """With `{}` for each of `values`."""
+    """Sentence with a `{}` for each of `values`."""
     values: tuple[npt.NDArray[np.integer], ...] = ()
 
 
 def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) -> Iterator[str]:
-    """What is wrong with an SST's rows, which come in its order: of each kind the first. Pure."""
-    said: set[str] = set()
-    at = tombstones = expiring = 0
+    """Yield the first fault of each kind in an SST's rows. `batches` are in the order of the SST."""
+    reported: set[str] = set()
+    offset = tombstones = expiring = 0
     last: pa.Table | None = None
     bounds: dict[str, tuple[int, int]] = {}
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
-            if rule.says not in said and rule.broken.any():
-                said.add(rule.says)
+            if rule.says not in reported and rule.broken.any():
+                reported.add(rule.says)
                 number = int(np.argmax(rule.broken))
-                (named,) = python_rows(rows.select(key).slice(number, 1))
-                what = rule.says.format(*(values[number] for values in rule.values))
-                yield f"row {at + number}, {', '.join(f'{k} {v!r}' for k, v in named.items())}, {what}"
-        bounds |= {name: _wider(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows}
+                (key_values,) = python_rows(rows.select(key).slice(number, 1))
+                fault = rule.says.format(*(values[number] for values in rule.values))
+                yield f"row {offset + number}, {', '.join(f'{k} {v!r}' for k, v in key_values.items())}, {fault}"
+        bounds |= {
+            name: _extend_range(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows
+        }
         if EXPIRES in rows.schema.names and (stamped := rows[EXPIRES].drop_null()):
-            bounds[EXPIRES] = _wider(bounds.get(EXPIRES), stamped.to_numpy())
+            bounds[EXPIRES] = _extend_range(bounds.get(EXPIRES), stamped.to_numpy())
             expiring += len(stamped)
         tombstones += int(np.count_nonzero(np.asarray(batch.column(OP)) == TOMBSTONE))
-        at += rows.num_rows
+        offset += rows.num_rows
         last = rows.slice(rows.num_rows - 1) if rows.num_rows else last
     if tombstones != sst.tombstones:
         yield f"it has {tombstones} tombstones; expected {sst.tombstones}"
     if expiring != sst.expiring:
         yield f"{expiring} of its rows expire; expected {sst.expiring}"
-    said_ranges = {
+    expected_ranges = {
         HASH: (sst.hash_min, sst.hash_max),
         SEQ: (sst.seq_min, sst.seq_max),
         EXPIRES: (sst.expires_min, sst.expires_max),
     }
-    for name, said_bounds in said_ranges.items():
-        found = bounds.get(name, (0, 0) if name == EXPIRES else said_bounds)
-        if found != said_bounds:
-            yield f"its {name} is {found[0]} to {found[1]}; expected {said_bounds[0]} to {said_bounds[1]}"
+    for name, expected in expected_ranges.items():
+        actual = bounds.get(name, (0, 0) if name == EXPIRES else expected)
+        if actual != expected:
+            yield f"its {name} is {actual[0]} to {actual[1]}; expected {expected[0]} to {expected[1]}"
 
 
-def _wider(known: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tuple[int, int]:
+def _extend_range(bounds: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tuple[int, int]:
     low, high = int(values.min()), int(values.max())
-    return (low, high) if known is None else (min(low, known[0]), max(high, known[1]))
+    return (low, high) if bounds is None else (min(low, bounds[0]), max(high, bounds[1]))
 
 
 def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule]:
     hashes, seqs, ops = (rows[name].to_numpy() for name in (HASH, SEQ, OP))
-    right = hash_keys(rows, key)
-    yield _Rule(hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
+    expected = hash_keys(rows, key)
+    yield _Rule(hashes != expected, "has _hash {}; its key hashes to {}", (hashes, expected))
     outside = (hashes < sst.hash_min) | (hashes > sst.hash_max)
     yield _Rule(outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
     outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
     yield _Rule(outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
-    before = rows[PREV].fill_null(0).to_numpy()
-    wrong = (before < 0) | (before >= seqs)
-    yield _Rule(wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
+    previous = rows[PREV].fill_null(0).to_numpy()
+    wrong = (previous < 0) | (previous >= seqs)
+    yield _Rule(wrong, "has _prev_seq {}; expected less than its _seq, {}", (previous, seqs))
     yield _Rule(~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 
 def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
-    """Sorted by (`_hash`, key), each key once: also with the last row of what came before."""
+    """Yield the rules that rows are sorted by (`_hash`, key) with each key once, across batches."""
     joined = rows if last is None else pa.concat_tables([last, rows]).combine_chunks()
     order, repeats = sort_keys(joined[HASH].to_numpy(), joined.select(key))
     skip = joined.num_rows - rows.num_rows
     repeated = np.zeros(len(order), np.bool_)
     repeated[order[repeats]] = True
-    yield _Rule((order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
-    yield _Rule(repeated[skip:], "is there twice")
+    yield _Rule((order != np.arange(len(order)))[skip:], "is not sorted by (_hash, key)")
+    yield _Rule(repeated[skip:], "occurs twice")

@@ -1,7 +1,7 @@
-"""Proving a cut: recomputing from the objects themselves that it is consistent, complete and undamaged.
+"""Verification of a cut: recompute from the objects that it is consistent, complete and undamaged.
 
-Shallow, from manifests and the sizes of objects; deep, from every byte, and from Kafka where it still has the records.
-What damage does is in the report; an error is raised only for what cannot be looked at.
+Shallow checks use manifests and object sizes. Deep checks read every byte, and Kafka if it still has the records.
+Damage is listed in the report; errors are raised only for what cannot be read at all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,69 +42,71 @@ from .version_chain import last_step, whole_history
 def check_archives(
     store: ObjectStore, app: str, *, deep: bool, on_progress: Callable[[str], None]
 ) -> tuple[tuple[ArchiveStatus, ...], tuple[Verified, ...]]:
-    """What the archives of an app hold, and what is not as it must be. With `deep`, every record is read.
+    """Check the input archives of an app. With `deep`, every record is read.
 
     Raises only `Unavailable`.
     """
-    there: list[ArchiveStatus] = []
+    statuses: list[ArchiveStatus] = []
     checked: list[Verified] = []
     wrong: list[str] = []
     with noted(wrong):
         for archive in index.all_of(store, app):
-            there.append(status_of(archive))
+            statuses.append(status_of(archive))
             if deep:
-                checked += _reread(store, archive, on_progress)
+                checked += _reread_archive(store, archive, on_progress)
             else:
-                sizes = {each.object: each.bytes for each in archive.objects}
-                checked += (replace(each, check="archives") for each in check_sizes(store, sizes))
+                sizes = {archived.object: archived.bytes for archived in archive.objects}
+                checked += (replace(checked_size, check="archives") for checked_size in check_sizes(store, sizes))
     if wrong:
         checked.append(Verified("archives", f"{app}/input/", tuple(wrong), 0))
-    return tuple(there), tuple(checked)
+    return tuple(statuses), tuple(checked)
 
 
-def _reread(store: ObjectStore, archive: ArchiveIndex, on_progress: Callable[[str], None]) -> Iterator[Verified]:
-    for number, one in enumerate(archive.objects, 1):
+def _reread_archive(
+    store: ObjectStore, archive: ArchiveIndex, on_progress: Callable[[str], None]
+) -> Iterator[Verified]:
+    for number, archived in enumerate(archive.objects, 1):
         on_progress(f"input archive of {archive.topic}: object {number} of {len(archive.objects)}")
         wrong: list[str] = []
         with noted(wrong):
-            fetch(store, one)
-            wrong += _wrong_rows(store, archive, one)
-        yield Verified("archives", one.object, tuple(wrong))
+            fetch(store, archived)
+            wrong += _wrong_rows(store, archive, archived)
+        yield Verified("archives", archived.object, tuple(wrong))
 
 
-def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, one: ArchiveObject) -> Iterator[str]:
-    """What the records say that the index does not."""
+def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObject) -> Iterator[str]:
+    """Yield the differences between the records of an object and its index entry."""
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []
     try:
-        for rows in ArchivedRecords(store, one).all():
+        for rows in ArchivedRecords(store, archived).all():
             order.append(rows)
             times += pc.min_max(rows["timestamp"].cast("int64")).as_py().values()
             if pc.any(pc.not_equal(rows["topic"], archive.topic)).as_py():
-                yield f"object {one.object} has records of another topic than {archive.topic}"
-            places = rows.group_by("partition", use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
-            for each in places.to_pylist():
-                whole = Extent(each["partition"], each["offset_min"], each["offset_max"] + 1)
-                for hole in minus((whole,), one.extents):
+                yield f"object {archived.object} has records of another topic than {archive.topic}"
+            ranges = rows.group_by("partition", use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
+            for row in ranges.to_pylist():
+                span = Extent(row["partition"], row["offset_min"], row["offset_max"] + 1)
+                for hole in minus((span,), archived.extents):
                     inside = pc.and_(pc.equal(rows["partition"], hole.partition), pc.less(rows["offset"], hole.end))
                     if pc.any(pc.and_(inside, pc.greater_equal(rows["offset"], hole.first))).as_py():
                         outside.add(hole)
     except ValueError as error:
-        yield f"object {one.object}: {error}"
+        yield f"object {archived.object}: {error}"
         return
     except SlackwaterError as error:
         yield as_sentence(error)
         return
     if outside:
-        yield f"object {one.object} has records at {min(outside)}, which it does not say"
-    if order.num_rows != one.rows:
-        yield f"object {one.object} has {order.num_rows} records; expected {one.rows}"
-    if (min(times), max(times)) != (one.time_min_ms, one.time_max_ms):
-        yield f"object {one.object} has records of other times than its index says"
+        yield f"object {archived.object} has records at {min(outside)}, which its index lacks"
+    if order.num_rows != archived.rows:
+        yield f"object {archived.object} has {order.num_rows} records; expected {archived.rows}"
+    if (min(times), max(times)) != (archived.time_min_ms, archived.time_max_ms):
+        yield f"object {archived.object} has records of other times than its index entry says"
 
 
 class _PatientReader:
-    """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
+    """Kafka reader that waits for Kafka once. After the first `Unavailable`, every call raises it again."""
 
     def __init__(self, reader: Topics) -> None:
         self._reader = reader
@@ -131,36 +133,36 @@ class _PatientReader:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verifying a cut found."""
+    """Result of verifying a cut."""
 
     app: str
     ref: str
-    """The cut in short, as `Cut.ref`."""
+    """Short form of the cut, as in `Cut.ref`."""
     versions: dict[str, int]
-    """Of each stage whose manifest can be read, upstream first."""
+    """Versions by stage, upstream first; stages whose manifest cannot be read are left out."""
     snapshot: str
-    """The snapshot that names the cut, or empty."""
+    """Snapshot that names the cut; empty for none."""
     deep: bool
     ledger: tuple[LedgerEntry, ...]
-    """Every channel, once for each stage that reads it."""
+    """Counts of every channel, once per stage that reads it."""
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
-    """Empty for a cut that is what it claims to be."""
+    """Differences; empty for an undamaged, consistent cut."""
     not_reread: tuple[str, ...]
-    """What was to be read again and is not there any more, or not within reach. No difference."""
+    """Records and markers that could not be read again because they are gone or unreachable; no differences."""
     not_looked_at: tuple[str, ...]
-    """What this verification leaves out, a line each."""
+    """Parts that this verification does not cover, one line each."""
     requests: int
-    """To the app's store root."""
+    """Requests to the app's store root."""
     bytes_read: int
     archives: tuple[ArchiveStatus, ...] = ()
-    """What the app's input archives hold, whatever the cut."""
+    """Input archives of the app, whatever the cut."""
     thinned_out: Thinned | None = None
-    """Set when garbage collection has left another moment than the one that was asked for."""
+    """Requested and verified times, if garbage collection has deleted the requested moment; else None."""
 
     @property
     def consistent(self) -> bool:
-        """Whether nothing was found that is not as it must be."""
+        """True if no difference was found."""
         return not self.differences
 
 
@@ -174,62 +176,65 @@ def verify(
     topics: Topics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for a cut, whose manifests are read again, or for the one that a ref names.
+    """Check everything that must hold for a cut, given as a ref or as a `Cut`. Manifests are read again.
 
-    Relative refs count from `now_ms`. With `deep`, every byte is read, the whole kept history, and records in flight
-    and markers from Kafka, unless `reader` is None. Whether topics are still those that were read, `topics` says.
-    `on_progress` gets a line on what is being read now and then.
+    Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
+    also in-flight records and markers in Kafka. `topics` checks that Kafka's topics are still the same. `on_progress`
+    is called with progress lines.
 
-    Raises `Usage` where `at` is no ref, and `NotFound` where an app, stage, snapshot or version is not.
+    Raises `Usage` (`at` is not a ref) and `NotFound` (no such app, stage, snapshot or version).
     """
-    # A store object of its own, so that what this process has read of the store before does not count.
+    # A new store object, so that objects cached by this process are read again.
     counting = CountingStore(store)
     reader = cast("Topics", _PatientReader(reader)) if reader is not None else None
-    found: list[Verified] = []
+    results: list[Verified] = []
     not_reread: list[str] = []
     recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}
-    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
-    kept = {(each.channel, each.receiver): each for each in snapshot.channels} if snapshot is not None else {}
+    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, results)
+    captures = (
+        {(channel.channel, channel.receiver): channel for channel in snapshot.channels} if snapshot is not None else {}
+    )
     states = channel_states(counting, cut)
-    found += _check_positions(counting, cut)
+    results += _check_positions(counting, cut)
     if snapshot is not None:
-        found += check_captured(snapshot, kept, states)
+        results += check_captured(snapshot, captures, states)
     if snapshot is not None and snapshot.kind == "markers":
-        found += check_markers(snapshot, cut)
+        results += check_markers(snapshot, cut)
         if deep:
-            found += reread_markers(snapshot, cut, reader, not_reread)
-    found += map(
-        check_entries, (each for manifest in cut.stages.values() for each in (manifest, *side_manifests(manifest)))
+            results += reread_markers(snapshot, cut, reader, not_reread)
+    results += map(
+        check_entries,
+        (table_version for manifest in cut.stages.values() for table_version in (manifest, *side_manifests(manifest))),
     )
     if deep:
-        found += _reread_stages(counting, cut, on_progress)
-        for place, captured in kept.items():
+        results += _reread_stages(counting, cut, on_progress)
+        for channel_key, captured in captures.items():
             on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
             markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-            recounts[place], checked = recount(counting, captured, markers)
-            found += checked
+            recounts[channel_key], checked = recount(counting, captured, markers)
+            results += checked
     else:
-        found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
-        found += _check_sizes(counting, cut, snapshot)
+        results += (step for manifest in cut.stages.values() for step in last_step(counting, manifest))
+        results += _check_sizes(counting, cut, snapshot)
     archives, checked = check_archives(counting, cut.app, deep=deep, on_progress=on_progress)
-    found += checked
-    books = tuple(entries(cut, states, kept, recounts, reader, deep=deep))
-    found += map(balance, books)
+    results += checked
+    ledger = tuple(entries(cut, states, captures, recounts, reader, deep=deep))
+    results += map(balance, ledger)
     not_reread += (
-        f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
-        for each in books
-        if each.in_flight.not_reread
+        f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {entry.in_flight.not_reread}"
+        for entry in ledger
+        if entry.in_flight.not_reread
     )
     if topics is not None:
-        found += check_topics(counting, cut, topics, not_reread)
-    tallies, differences = tally(found)
+        results += check_topics(counting, cut, topics, not_reread)
+    tallies, differences = tally(results)
     return Report(
         app=cut.app,
         ref=cut.ref,
         versions=cut.versions,
         snapshot=cut.snapshot,
         deep=deep,
-        ledger=books,
+        ledger=ledger,
         checks=tallies,
         differences=differences,
         not_reread=tuple(not_reread),
@@ -242,22 +247,22 @@ def verify(
 
 
 def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
-    """Say what verifying a cut does not look at. Two requests; what cannot be read has nothing to add."""
+    """Yield what verifying a cut does not cover. Two requests. Unreadable objects add nothing."""
     if not deep:
-        yield "bytes of objects beyond their sizes, versions before the last step, records in flight in Kafka (--deep)"
-    yield "objects that only other versions and snapshots name"
-    if sinks := sorted({name for each in cut.stages.values() for name in each.sinks}):
-        yield f"what the sinks {', '.join(sinks)} have published"
+        yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
+    yield "objects that only other versions and snapshots use"
+    if sinks := sorted({name for manifest in cut.stages.values() for name in manifest.sinks}):
+        yield f"rows published by the sinks {', '.join(sinks)}"
     with suppress(Corruption, Refused):
         info = apps.find_app(store, cut.app)
         if info is not None and info.origin is not None and not info.origin.deep:
             yield f"the input archive of {info.origin.app}, which replays of this clone read"
-        for each in REPLICAS.all(store, cut.app):
-            yield f"the replica in {each.root}: slackwater verify {cut.app} --store {each.root}"
+        for replica in REPLICAS.all(store, cut.app):
+            yield f"the replica in {replica.root}: slackwater verify {cut.app} --store {replica.root}"
 
 
-def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple[Cut, Snapshot | None]:
-    """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
+def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tuple[Cut, Snapshot | None]:
+    """Return the cut as far as it can be read, and the snapshot that names it. Faults are added to `results`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
     versions: Mapping[str, int] = {}
@@ -268,8 +273,8 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple
             snapshot = read_snapshot(store, at.app, name)
             versions = snapshot.stages
             if isinstance(at, Cut) and versions != at.versions:
-                gone = "it was removed, and taken again at another moment"
-                raise NotFound(f"snapshot of app {at.app!r}", name, found=gone)
+                reason = "it was removed and taken again at another moment"
+                raise NotFound(f"snapshot of app {at.app!r}", name, found=reason)
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
         else:
@@ -282,19 +287,19 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Verified]) -> tuple
                 key = keys.manifest(at.app, stage, version)
                 missing = isinstance(error, NotFound)
                 wrong = f"{key} is missing: {error.message}" if missing else as_sentence(error)
-                found.append(Verified("versions", key, (wrong,)))
+                results.append(Verified("versions", key, (wrong,)))
     except Corruption as error:
-        found.append(Verified("versions", error.object_key, (as_sentence(error),), 0))
+        results.append(Verified("versions", error.object_key, (as_sentence(error),), 0))
     cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
     if len(stages) == len(versions or stages):
-        found.append(Verified("versions", cut.ref, violations(stages), len(stages)))
+        results.append(Verified("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
-    """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
+    """Check that every reader is positioned where the sender's version that it consumed last ended."""
     for channel in channels(cut):
-        # Not known where the reader began in the middle, nor of versions that are not kept.
+        # Unknown if the reader did not start at the beginning.
         if channel.input is None or not channel.input.passed:
             continue
         wrong: list[str] = []
@@ -303,14 +308,17 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
             output = history.read(store, cut.app, channel.sender, channel.input.version).outputs.get(channel.name)
             following = history.find(store, cut.app, channel.sender, channel.input.version + 1)
             if following is not None and following.rewind is not None:
-                output = None  # it stands where it stood at the moment that the app was rewound to
+                output = None  # after a rewind, the reader is at its position of the restored moment
         if output is not None:
-            at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
-            ended = f"{channel.sender}@v{channel.input.version}"
+            reader = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
+            sender_version = f"{channel.sender}@v{channel.input.version}"
             offsets = ("offsets", channel.input.offsets, output.ends)
-            for what, here, there in (offsets, ("counts", channel.input.passed, output.sent)):
-                if here != there:
-                    wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
+            for unit, actual, expected in (offsets, ("counts", channel.input.passed, output.sent)):
+                if actual != expected:
+                    wrong.append(
+                        f"{reader} is at {unit} {actual} of {channel.name!r}; "
+                        f"expected {expected}, where {sender_version} ended"
+                    )
         yield Verified("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 
 
@@ -318,26 +326,26 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
     for stage, manifest in sorted(cut.stages.items()):
         checked, first, partitions = whole_history(store, cut.app, stage, on_progress)
         yield checked
-        for name, at in tables_of(manifest).items():
-            assert at.table is not None  # noqa: S101  what tables_of gives
-            for number, sst in enumerate(at.ssts, 1):
-                on_progress(f"{name}: SST {number} of {len(at.ssts)}")
-                # Of what was written before the kept history, or came with a clone, nobody knows.
-                known = partitions if name == stage and 0 < first <= sst.seq_max else frozenset()
-                yield from reread_sst(store, sst, at.table, known)
+        for name, table_version in tables_of(manifest).items():
+            assert table_version.table is not None  # noqa: S101  tables_of returns no others
+            for number, sst in enumerate(table_version.ssts, 1):
+                on_progress(f"{name}: SST {number} of {len(table_version.ssts)}")
+                # Unknown for SSTs from before the kept history, or from a clone's source.
+                counts = partitions if name == stage and 0 < first <= sst.seq_max else frozenset()
+                yield from reread_sst(store, sst, table_version.table, counts)
 
 
 def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Verified]:
-    wanted: dict[ObjectStore, dict[str, int]] = {}
+    sizes: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
         for sst in all_ssts(manifest):
             wrong: list[str] = []
             with noted(wrong):
-                wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
+                sizes.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
                 yield Verified("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
-        for each in captured.objects:
-            wanted.setdefault(store, {})[each.key] = each.bytes
-    for held_by, expected in wanted.items():
-        yield from check_sizes(held_by, expected)
+        for captured_object in captured.objects:
+            sizes.setdefault(store, {})[captured_object.key] = captured_object.bytes
+    for object_store, expected in sizes.items():
+        yield from check_sizes(object_store, expected)

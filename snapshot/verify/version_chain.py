@@ -1,4 +1,4 @@
-"""Whether each version of a stage follows from the one before: nothing that was read or written is taken back."""
+"""Check that each version of a stage follows from the previous one: no offset, count or clock goes back."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
-    """Whether a version follows from the one before, if that is kept. At most two requests."""
+    """Check that a version follows from the previous one, if that is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
     with noted(wrong):
@@ -32,10 +32,10 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
 def whole_history(
     store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
 ) -> tuple[Verified, int, frozenset[int]]:
-    """Whether each kept version of a stage follows from the one before. One request each. Raises only `Unavailable`.
+    """Check that each kept version of a stage follows from the previous one. One request per version.
 
-    With it, the version from which on the history is whole, 0 when there is none, and every number of state partitions
-    that the stage had from there on.
+    Returns the check, the first version of the gapless history (0 for none), and all numbers of state partitions since
+    that version. Raises only `Unavailable`.
     """
     wrong: list[str] = []
     partitions = set()
@@ -56,126 +56,128 @@ def whole_history(
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
-    """From where on the history is whole, and all versions that belong to it; what is missing is added to `wrong`."""
-    found = [version for version, _ in history.list_manifests(store, app, stage)]
+    """Return the first version of the gapless history, and all kept versions. Missing ones are added to `wrong`."""
+    versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
     with noted(wrong):
-        # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
+        # Read after the listing, so that the boundary covers whatever a collection deletes meanwhile.
         limit = horizon.newest(store, app)
-    first = min(found, default=0)
+    first = min(versions, default=0)
     if stage in limit.first:
         first = limit.first[stage]
-        found = [version for version in found if limit.allows(stage, version)]
+        versions = [version for version in versions if limit.allows(stage, version)]
         wrong += (
-            f"{keys.manifest(app, stage, version)} is missing: what was collected of {stage} left v{version}"
+            f"{keys.manifest(app, stage, version)} is missing: garbage collection kept v{version} of {stage}"
             for version in (*limit.kept.get(stage, ()), first)
-            if version not in found
+            if version not in versions
         )
-    whole = [version for version in found if version >= first]
+    gapless = [version for version in versions if version >= first]
     wrong += (
-        f"{keys.manifest(app, stage, one + 1)} is missing: {stage} has v{one}, and next v{other}"
-        for one, other in pairwise(whole)
-        if other != one + 1
+        f"{keys.manifest(app, stage, version + 1)} is missing: {stage} has v{version}, then v{following}"
+        for version, following in pairwise(gapless)
+        if following != version + 1
     )
-    return first, found
+    return first, versions
 
 
 def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
-    """What a version takes back of the one before it, one sentence each.
+    """Yield a sentence for everything that a version takes back of the previous one.
 
-    A clone's first version begins a history, and so does the first under another name: it follows from nothing here.
-    A rewind takes back what it undoes.
+    The first version of a clone or after a rename is not compared. A rewind may take back what it undoes.
     """
     if later.begins:
         return
-    at, restarted = f"{later.app}/{later.stage} v{later.version}", later.traits.restarts
+    version, restarted = f"{later.app}/{later.stage} v{later.version}", later.traits.restarts
     if later.rewind is not None:
-        yield from (f"{at} {each}" for each in _out_of_order(earlier, later))
+        yield from (f"{version} {fault}" for fault in _out_of_order(earlier, later))
         return
-    yield from (f"{at} {each}" for each in _taken_back(earlier, later))
+    yield from (f"{version} {fault}" for fault in _taken_back(earlier, later))
 
-    def of_input(name: str, before: Input, after: Input) -> Iterator[str]:
-        if new := after.resets[len(before.resets) :]:
-            yield from _reset_differences(before, after, later, new)
+    def of_input(name: str, old: Input, current: Input) -> Iterator[str]:
+        if resets := current.resets[len(old.resets) :]:
+            yield from _reset_differences(old, current, later, resets)
             return
-        yield from _input_differences(before, after, restarted)
-        yield from _losses(before, after, later.lost.get(name))
+        yield from _input_differences(old, current, restarted)
+        yield from _losses(old, current, later.lost.get(name))
 
-    yield from _by_name(at, "input", earlier.inputs, later.inputs, of_input, may_go=restarted)
+    yield from _by_name(version, "input", earlier.inputs, later.inputs, of_input, may_vanish=restarted)
     if not restarted:
         for name in sorted(later.lost):
-            yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
+            yield f"{version}, input {name!r}: records were skipped; only a claim may do that"
 
-    def of_output(_name: str, before: Output, after: Output) -> Iterator[str]:
-        # One whose topic was made again has offsets of its own.
-        made_again = restarted and bool(before.topic_id) and before.topic_id != after.topic_id
-        yield from _output_differences(replace(before, ends=()) if made_again else before, after)
+    def of_output(_name: str, old: Output, current: Output) -> Iterator[str]:
+        # A recreated topic has new offsets.
+        is_recreated = restarted and bool(old.topic_id) and old.topic_id != current.topic_id
+        yield from _output_differences(replace(old, ends=()) if is_recreated else old, current)
 
-    yield from _by_name(at, "channel", earlier.outputs, later.outputs, of_output, may_go=restarted)
-    may_go = restarted or later.traits.sets_sinks
-    yield from _by_name(at, "sink", earlier.sinks, later.sinks, _sink_differences, may_go=may_go)
-    for name, had in sorted(earlier.side_tables.items()):
-        if (has := later.side_tables.get(name)) is None:
-            yield f"{at} has no table of {name} records; the one before had"
+    yield from _by_name(version, "channel", earlier.outputs, later.outputs, of_output, may_vanish=restarted)
+    may_vanish = restarted or later.traits.sets_sinks
+    yield from _by_name(version, "sink", earlier.sinks, later.sinks, _sink_differences, may_vanish=may_vanish)
+    for name, old in sorted(earlier.side_tables.items()):
+        if (new := later.side_tables.get(name)) is None:
+            yield f"{version} has no table of {name} records; the previous version had"
             continue
-        added, most = has.total - had.total, had.waiting + has.rows
-        if has.rows != added:
-            yield f"{at}, {name} records: {has.rows} rows added; expected {added}, by the totals before and after"
-        if not 0 <= has.waiting <= most:
-            yield f"{at}, {name} records: {has.waiting} wait; expected at most {most}, those from before and the new"
+        added, most = new.total - old.total, old.waiting + new.rows
+        if new.rows != added:
+            yield f"{version}, {name} records: {new.rows} rows added; expected {added}, by the totals before and after"
+        if not 0 <= new.waiting <= most:
+            expected = f"at most {most}, the earlier and the new ones"
+            yield f"{version}, {name} records: {new.waiting} are waiting; expected {expected}"
 
 
 def _out_of_order(earlier: Manifest, later: Manifest) -> Iterator[str]:
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
-        yield f"was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
+        yield f"was committed at {later.time_ms} ms; expected a time after {earlier.time_ms}"
     if later.epoch < earlier.epoch:
-        yield f"has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+        yield f"has epoch {later.epoch}; expected at least {earlier.epoch}, as in the previous version"
 
 
 def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
     yield from _out_of_order(earlier, later)
-    # It says which of two rows of a key is newer.
+    # `_seq` decides which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.traits.writes_rows and not newest < later.row_seq <= later.version:
         yield f"wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
     clock_ms = earlier.clock_ms if earlier.table is not None and earlier.table.ttl is not None else None
-    was_due, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
-    for what, old, new in (
+    was_due, due = (
+        manifest.event_time.due_ms if manifest.event_time is not None else None for manifest in (earlier, later)
+    )
+    for label, old, new in (
         ("has the clock", clock_ms, later.clock_ms),
         ("has the watermark", earlier.watermark_ms, later.watermark_ms),
-        ("says that rows fell due up to", was_due, due),
+        ("has rows due up to", was_due, due),
     ):
         if old is not None and (new is None or new < old):
-            yield f"{what} {new} ms; expected {old}, that of the one before, or more"
+            yield f"{label} {new} ms; expected at least {old}, as in the previous version"
 
 
 def _by_name(
-    at: str, what: str, had: Mapping[str, T], has: Mapping[str, T], compare: Compare[T], *, may_go: bool
+    at: str, kind: str, old: Mapping[str, T], new: Mapping[str, T], compare: Compare[T], *, may_vanish: bool
 ) -> Iterator[str]:
-    for name in sorted(had):
-        if name in has:
-            yield from (f"{at}, {what} {name!r}: {each}" for each in compare(name, had[name], has[name]))
-        elif not may_go:
-            yield f"{at} has no {what} {name!r}; the one before had"
+    for name in sorted(old):
+        if name in new:
+            yield from (f"{at}, {kind} {name!r}: {fault}" for fault in compare(name, old[name], new[name]))
+        elif not may_vanish:
+            yield f"{at} has no {kind} {name!r}; the previous version had"
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
     if restarted and later.upstream and earlier.topic_id and earlier.topic_id != later.topic_id:
-        pass  # its topic was made again, and has offsets of its own
+        pass  # the topic was recreated and has new offsets
     else:
-        yield from _gone_back("offset", earlier.offsets, later.offsets)
+        yield from _decreases("offset", earlier.offsets, later.offsets)
     if later.version < earlier.version:
-        yield f"version {later.version} of {later.upstream!r} is consumed; before it was {earlier.version}"
-    yield from _gone_back("number of records lost", earlier.lost, later.lost)
+        yield f"version {later.version} of {later.upstream!r} is consumed; previously {earlier.version}"
+    yield from _decreases("number of records lost", earlier.lost, later.lost)
     if earlier.consumed and later.consumed:
-        yield from _gone_back("number of records consumed", earlier.consumed, later.consumed)
+        yield from _decreases("number of records consumed", earlier.consumed, later.consumed)
         read = sum(later.consumed) - sum(earlier.consumed)
     elif later.upstream or restarted:
-        return  # not known, or skipped
+        return  # unknown, or skipped by a claim
     else:
-        # Partitions that a topic got since are read from their beginning. Not each offset has a record.
+        # New partitions are read from their beginning. Not every offset has a record.
         offsets = sum(later.offsets) - sum(earlier.offsets)
         if not 0 <= later.rows <= offsets:
             yield f"{later.rows} records read; expected at most {offsets}, the offsets that were passed"
@@ -184,46 +186,46 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
         yield f"{later.rows} records read; expected {read}, by what was consumed before and after"
 
 
-def _reset_differences(earlier: Input, later: Input, made: Manifest, new: Sequence[Reset]) -> Iterator[str]:
-    made_again = made.traits.claims and bool(new[0].topic_id)
-    if not (made.traits.sets_offsets or made_again) or len(new) > 1 or new[0].version != made.version:
-        yield "it is read on from elsewhere; only a reset may do that, and once"
+def _reset_differences(earlier: Input, later: Input, manifest: Manifest, new: Sequence[Reset]) -> Iterator[str]:
+    is_recreated = manifest.traits.claims and bool(new[0].topic_id)
+    if not (manifest.traits.sets_offsets or is_recreated) or len(new) > 1 or new[0].version != manifest.version:
+        yield "its offsets were changed; only a single reset may do that"
         return
-    known = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))
-    for what, said, stands in (("from", new[0].starts, known), ("to", new[0].ends, later.offsets)):
-        if said != stands:
-            yield f"it was reset {what} {said}; expected {stands}"
+    old_offsets = earlier.offsets + (0,) * (len(new[0].starts) - len(earlier.offsets))
+    for side, actual, expected in (("from", new[0].starts, old_offsets), ("to", new[0].ends, later.offsets)):
+        if actual != expected:
+            yield f"it was reset {side} {actual}; expected {expected}"
     if later.rows:
         yield f"{later.rows} records read; a reset reads none"
 
 
 def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
-    """What a step of an input does not say of what it passed over, or says otherwise."""
+    """Yield what is missing or wrong in what a version says of the records that it passed over."""
     if lost is None:
         if later.upstream and earlier.lost != later.lost:
-            yield f"{sum(later.lost)} records are lost; before they were {sum(earlier.lost)}, and nothing says why"
+            yield f"{sum(later.lost)} records are lost, previously {sum(earlier.lost)}, for no given reason"
         return
-    known = earlier.offsets + (0,) * (len(lost.starts) - len(earlier.offsets))
-    for what, said, stands in (
-        ("from offsets", lost.starts, known),
+    old_offsets = earlier.offsets + (0,) * (len(lost.starts) - len(earlier.offsets))
+    for side, actual, expected in (
+        ("from offsets", lost.starts, old_offsets),
         ("to offsets", lost.ends, later.offsets),
         ("from version", lost.after, earlier.version),
         ("to version", lost.up_to, later.version),
     ):
-        if said != stands:
-            yield f"what is lost goes {what} {said}; expected {stands}"
+        if actual != expected:
+            yield f"the lost records are {side} {actual}; expected {expected}"
     skipped = lost.rows or tuple(end - start for start, end in zip(lost.starts, lost.ends, strict=False))
     if (lost.rows or not later.upstream) and sum(later.lost) - sum(earlier.lost) != sum(skipped):
-        yield f"{sum(skipped)} are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts before and after"
+        yield f"{sum(skipped)} records are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts"
 
 
 def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
-    yield from _gone_back("end", earlier.ends, later.ends)
+    yield from _decreases("end", earlier.ends, later.ends)
     for snapshot, markers in sorted(later.markers.items()):
         for partition, (start, marker, end) in enumerate(zip(earlier.ends, markers, later.ends, strict=False)):
             if not start <= marker < end:
                 yield f"marker of {snapshot} at {later.topic}[{partition}]@{marker}; expected within {start}..{end}"
-    yield from _gone_back("number of records sent", earlier.sent, later.sent)
+    yield from _decreases("number of records sent", earlier.sent, later.sent)
     written = sum(later.sent) - sum(earlier.sent)
     if later.rows != written:
         yield f"{later.rows} records written; expected {written}, by what was sent before and after"
@@ -231,16 +233,16 @@ def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
 
 def _sink_differences(_name: str, earlier: Sink, later: Sink) -> Iterator[str]:
     if later.since != earlier.since:
-        return  # begun anew
+        return  # the sink was started again
     if later.end < earlier.end:
         yield f"end went back from {earlier.end} to {later.end}"
     if later.rows != later.sent - earlier.sent:
         yield f"{later.rows} rows written; expected {later.sent - earlier.sent}, by what was sent before and after"
 
 
-def _gone_back(what: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:
+def _decreases(label: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:
     for partition, (old, new) in enumerate(zip_longest(earlier, later)):
         if new is None:
-            yield f"{what} of partition {partition} is gone; it was {old}"
+            yield f"{label} of partition {partition} is gone; it was {old}"
         elif old is not None and new < old:
-            yield f"{what} of partition {partition} went back from {old} to {new}"
+            yield f"{label} of partition {partition} went back from {old} to {new}"

@@ -1,6 +1,6 @@
 """Kinds of state, one in each file: declaration, columns, merging, times, migration.
 
-Whole Arrow tables in, whole Arrow tables out. Nothing outside asks which kind it is.
+Whole Arrow tables in, whole Arrow tables out. Other rooms do not depend on a particular kind.
 """
 
 from . import aggregate, attached, due, join, pandas_state, processor, session, update, upsert

@@ -1,13 +1,12 @@
 """State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
-Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
-NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide, sums of decimals keep their scale and
-have 38 digits, and so have the sums behind means of integers. No sum wraps around: one that its type has no room for is
-`NoRoom`, which `BoundAggregates.merge` raises as a `BadRecord` that names the key.
+Nulls follow SQL: `count("x")`, `sum`, `min`, `max` and `mean` ignore them; a key without any value is null. `min` and
+`max` also ignore NaN. Sums of integers are 64 bits wide; sums of decimals keep their scale and have 38 digits, as have
+the sums behind means of integers. No sum wraps around: on overflow, `NoRoom` is raised, which `BoundAggregates.merge`
+turns into a `BadRecord` that names the key.
 
-A batch's rows may stand for several of a key: Spark added them up before they were brought to their state partition.
-Such a row has the key, how many rows it stands for (`ROWS`), in which tasks these were read (`TASKS`), and of each
-aggregate the columns of `part`.
+Spark may pre-aggregate rows before the shuffle. A pre-aggregated row has the key, the number of rows (`ROWS`), the
+tasks that read them (`TASKS`), and for each aggregate the columns of `part`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 class Aggregate(Struct, frozen=True, omit_defaults=True):
-    """One aggregate of one column; `by` orders `first` and `last`."""
+    """An aggregate of one column; `by` orders `first` and `last`."""
 
     function: Function
     column: str | None = None
@@ -44,22 +43,22 @@ class Aggregate(Struct, frozen=True, omit_defaults=True):
 
 _LOW = (1 << 32) - 1
 _DIGITS = 38
-"""Of the longest decimals that a table, and Spark, has."""
+"""Maximum number of digits of a decimal, in tables and in Spark."""
 ROWS = "_slackwater_rows"
-"""A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
+"""Column with the number of rows in a pre-aggregated row, which also has the columns of `part`."""
 
 
-def part(what: str, name: str) -> str:
-    """The column with a part of what the aggregate `name` keeps of several rows, in the one that stands for them.
+def part(content: str, name: str) -> str:
+    """Return the name of a column that holds part of the aggregate `name` in a pre-aggregated row.
 
-    `what` is `count`, `sum` (of integers of 64 bits that of their upper halves, and `low` that of the lower ones),
+    `content` is `count`, `sum` (for 64-bit integers the sum of the upper halves; `low` is the sum of the lower halves),
     `value` (of min, max, first and last) or `by` (of first and last).
     """
-    return f"_{what}:{name}"
+    return f"_{content}:{name}"
 
 
 TASKS = "_slackwater_tasks"
-"""An int64 whose bit n says whether task n, modulo `MOST_TASKS`, had one of the rows."""
+"""Column of int64: bit n is set if task n, modulo `MOST_TASKS`, read one of the rows."""
 MOST_TASKS = 63
 
 
@@ -95,191 +94,199 @@ def mean(column: str) -> Aggregate:
 
 @checked
 def first(column: str, *, by: str) -> Aggregate:
-    """The column's value in the row with the smallest `by`; of equals, the one that came first."""
+    """Value of the column in the row with the smallest `by`; in case of a tie, of the row that came first."""
     return Aggregate("first", column, by)
 
 
 @checked
 def last(column: str, *, by: str) -> Aggregate:
-    """The column's value in the row with the largest `by`; of equals, the one that came last."""
+    """Value of the column in the row with the largest `by`; in case of a tie, of the row that came last."""
     return Aggregate("last", column, by)
 
 
 def aggregate(**columns: Aggregate) -> "Aggregates":
     """Declare a table with one row per key and these aggregates as its columns.
 
-    A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
+    A stage with outputs emits the key and the columns of each key that a batch changed, with their new values.
 
-    Raises `Usage` where no column is given, or one is not an aggregate.
+    Raises `Usage` if there is no column, or if a value is not an aggregate.
     """
     if not columns:
         raise Usage("aggregate() needs at least one column, such as rows=slackwater.count()")
-    for name, made in columns.items():
-        if not isinstance(made, Aggregate):
-            raise Usage(f"aggregate column {name!r} is {made!r}; expected count(), sum(...), min(...), …")
+    for name, declared in columns.items():
+        if not isinstance(declared, Aggregate):
+            raise Usage(f"aggregate column {name!r} is {declared!r}; expected count(), sum(...), min(...), …")
     return Aggregates(tuple(columns.items()))
 
 
 class Aggregates(Kind, frozen=True, tag="aggregate"):
-    """Declared aggregates, by the columns that they are stored in."""
+    """Declared aggregates, by column."""
 
     made: tuple[tuple[str, Aggregate], ...]
     emission: ClassVar[Literal["table"]] = "table"
 
     def __str__(self) -> str:
-        return f"aggregate({', '.join(f'{name}={made}' for name, made in self.made)})"
+        return f"aggregate({', '.join(f'{name}={aggregate}' for name, aggregate in self.made)})"
 
     @property
     def columns(self) -> dict[str, str]:
-        return {name: str(made) for name, made in self.made}
+        return {name: str(aggregate) for name, aggregate in self.made}
 
     def carried(self, column: str) -> str:
-        made = dict(self.made).get(column)
-        return made.column or "" if made is not None and made.function in ("min", "max", "first", "last") else ""
+        aggregate = dict(self.made).get(column)
+        return (
+            aggregate.column or ""
+            if aggregate is not None and aggregate.function in ("min", "max", "first", "last")
+            else ""
+        )
 
     def renamed(self, names: Mapping[str, str]) -> "Aggregates":
-        return Aggregates(tuple((names.get(name, name), made) for name, made in self.made))
+        return Aggregates(tuple((names.get(name, name), aggregate) for name, aggregate in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Internal columns go with the visible one: `_delay_sum` with `delay`."""
+        """Return the internal columns to rename with a visible one: `_delay_sum` with `delay`."""
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Each aggregate is a column with a meaning of its own."""
+        """Return True if `now` is `aggregate(...)` too: each aggregate is a column with its own meaning."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
-        made = dict(self.made).get(column)
-        replaced = made is None or made.function in ("first", "last")
-        return "" if replaced else f"it is {made}, to which later records add"
+        aggregate = dict(self.made).get(column)
+        replaced = aggregate is None or aggregate.function in ("first", "last")
+        return "" if replaced else f"it is {aggregate}, to which later records add"
 
     def made_of(self, column: str) -> tuple[str, ...]:
-        made = dict(self.made).get(column)
-        return (made.column,) if made is not None and made.column else ()
+        aggregate = dict(self.made).get(column)
+        return (aggregate.column,) if aggregate is not None and aggregate.column else ()
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         schema = only(rows, "aggregate(...)")
         check_value_names([name for name, _ in self.made], key)
         fields: list[pa.Field] = []
         needs: dict[str, None] = {}
-        for name, made in self.made:
-            source = field_of(schema, made.column).type if made.column else None
-            by = field_of(schema, made.by).type if made.by else None
-            fields += _fields(name, made, source, by)
-            needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
+        for name, aggregate in self.made:
+            source = field_of(schema, aggregate.column).type if aggregate.column else None
+            by = field_of(schema, aggregate.by).type if aggregate.by else None
+            fields += _fields(name, aggregate, source, by)
+            needs.update(
+                dict.fromkeys(column for column in (aggregate.column, aggregate.by) if column and column not in key)
+            )
         values = pa.schema(fields)
         visible = [field for field in values if not is_internal(field.name)]
         emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
         return BoundAggregates(self.made, values, tuple(needs), (emits,))
 
 
-def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
-    """The stored columns of one aggregate: what users see, and internally what merging needs."""
-    if made.function == "count":
+def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
+    """Return the stored columns of an aggregate: the visible one, and internal ones needed for merging."""
+    if aggregate.function == "count":
         return [pa.field(name, pa.int64())]
     assert source is not None  # noqa: S101  every other function takes a column
-    if made.function in ("sum", "mean"):
+    if aggregate.function in ("sum", "mean"):
         if pa.types.is_integer(source):
-            # The mean of large numbers is none larger: only the sum behind it, which nobody sees, needs more room.
-            total = pa.int64() if made.function == "sum" else pa.decimal128(_DIGITS, 0)
+            # A mean is never larger than its values: only the internal sum behind it needs more digits.
+            total = pa.int64() if aggregate.function == "sum" else pa.decimal128(_DIGITS, 0)
         elif pa.types.is_floating(source):
             total = pa.float64()
         elif pa.types.is_decimal(source):
             total = pa.decimal128(_DIGITS, source.scale)
         else:
-            raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
-        if made.function == "sum":
+            raise Usage(f"{name}={aggregate}: column {aggregate.column!r} is {source}; expected a number")
+        if aggregate.function == "sum":
             return [pa.field(name, total)]
         return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
     if pa.types.is_nested(source):
-        raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
-    if made.function in ("min", "max"):
+        raise Usage(
+            f"{name}={aggregate}: column {aggregate.column!r} is {source}; expected a plain value, not a nested one"
+        )
+    if aggregate.function in ("min", "max"):
         return [pa.field(name, source)]
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
 
 
 class NoRoom(Exception):
-    """A sum that its type has no room for: `row` is that of the columns that were added up."""
+    """A sum exceeds its type. `row` is the position of the key in the table that was summed."""
 
     def __init__(self, column: str, total: Decimal, kind: pa.DataType, row: int) -> None:
         self.row = row
         type_name = "long" if pa.types.is_integer(kind) else f"decimal({kind.precision}, {kind.scale})"
-        what = f"the sum behind {column[1:-4]}" if is_internal(column) else column
-        self._says = what, f"would be {total:f}, for which a {type_name} has no room"
+        label = f"the sum behind {column[1:-4]}" if is_internal(column) else column
+        self._says = label, f"would be {total:f}, which does not fit a {type_name}"
         super().__init__(" ".join(self._says))
 
     def of(self, keys: pa.Table) -> BadRecord:
-        """The error for users; `row` is that of one of these keys."""
+        """Return the error for users, with the key at `row`."""
         (key,) = python_rows(keys.slice(self.row, 1))
-        what, says = self._says
-        return BadRecord(f"{what} of key {', '.join(f'{name}={value!r}' for name, value in key.items())} {says}")
+        label, problem = self._says
+        return BadRecord(f"{label} of key {', '.join(f'{name}={value!r}' for name, value in key.items())} {problem}")
 
 
 class PerKey:
-    """Aggregates of a batch alone, one value per key, in the keys' order."""
+    """Aggregates of one batch, one value per key, in the keys' order."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
         self._rows, self._groups = rows, groups
         self._ids = pa.array(groups.ids)
         self._parts = ROWS in rows.column_names
 
-    def kept(self, name: str, made: Aggregate, schema: pa.Schema) -> dict[str, Array]:
-        """What the aggregate keeps, in columns of this schema. Raises `NoRoom`."""
+    def kept(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> dict[str, Array]:
+        """Return the stored columns of an aggregate over the batch. Raises `NoRoom`."""
         kind = schema.field(name).type
-        match made.function:
+        match aggregate.function:
             case "count":
-                return {name: self._count(name, made)}
+                return {name: self._count(name, aggregate)}
             case "sum":
-                return {name: self._total(name, made, schema)}
+                return {name: self._total(name, aggregate, schema)}
             case "mean":
-                total = self._total(name, made, schema)
-                # Of the mean itself, merging makes nothing.
-                return {name: total, f"_{name}_sum": total, f"_{name}_count": self._count(name, made)}
+                total = self._total(name, aggregate, schema)
+                # A placeholder: merging recomputes the mean from sum and count.
+                return {name: total, f"_{name}_sum": total, f"_{name}_count": self._count(name, aggregate)}
             case "min" | "max":
-                column = self._column("value", name, made.column)
+                column = self._column("value", name, aggregate.column)
                 if not self._parts and pa.types.is_floating(kind):
                     column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-                return {name: self._reduce(column, made.function)}
-        values, bys = self._column("value", name, made.column), self._column("by", name, made.by)
-        value, by = self._pick(values, bys, largest=made.function == "last")
+                return {name: self._reduce(column, aggregate.function)}
+        values, bys = self._column("value", name, aggregate.column), self._column("by", name, aggregate.by)
+        value, by = self._pick(values, bys, largest=aggregate.function == "last")
         return {name: value, f"_{name}_by": by}
 
-    def _column(self, what: str, name: str, column: str | None) -> Array:
-        """A column of the rows, or the part of it that rows have that stand for several."""
-        return self._rows[part(what, name) if self._parts else column]
+    def _column(self, content: str, name: str, column: str | None) -> Array:
+        """Return a column of the rows, or the column of `part` if rows are pre-aggregated."""
+        return self._rows[part(content, name) if self._parts else column]
 
-    def _count(self, name: str, made: Aggregate) -> Array:
-        if made.column is None and not self._parts:
+    def _count(self, name: str, aggregate: Aggregate) -> Array:
+        if aggregate.column is None and not self._parts:
             return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
-        return self._reduce(self._column("count", name, made.column), "sum" if self._parts else "count")
+        return self._reduce(self._column("count", name, aggregate.column), "sum" if self._parts else "count")
 
-    def _total(self, name: str, made: Aggregate, schema: pa.Schema) -> Array:
-        """The sums in the column of an aggregate of which they are, of sums or of means."""
-        column = name if made.function == "sum" else f"_{name}_sum"
+    def _total(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> Array:
+        """Return the sum of each key, for the aggregates sum and mean. Raises `NoRoom`."""
+        column = name if aggregate.function == "sum" else f"_{name}_sum"
         kind = schema.field(column).type
         if (low := part("low", name)) in self._rows.column_names:
             return self._whole(column, self._rows[part("sum", name)], self._rows[low], kind)
-        values = self._column("sum", name, made.column)
+        values = self._column("sum", name, aggregate.column)
         if pa.types.is_decimal(values.type):
-            # Arrow's sums of decimals wrap around at 128 bits. 256 have room for any number of rows.
+            # Arrow's sums of decimals wrap around at 128 bits; 256 bits suffice for any number of rows.
             return fitting(column, self._reduce(values.cast(_wide(kind)), "sum"), kind)
         if not pa.types.is_integer(values.type):
             return self._reduce(values.cast(kind), "sum").cast(kind)
         values = values.cast(pa.int64())
         if not self._parts:
-            least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
+            least, most = (bound.as_py() or 0 for bound in pc.min_max(values).values())
             if any(edge * len(values) >= 1 << 63 for edge in (-least, most)):
-                # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
+                # Arrow's sums of integers wrap around. Sums of 32-bit halves do not, for less than 2^31 rows.
                 return self._whole(column, pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW), kind)
         return self._reduce(values, "sum").cast(kind)
 
     def _reduce(self, values: Array, function: str) -> Array:
-        # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
+        # Ids ascend, so Arrow returns the groups in the keys' order, without gaps.
         grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
         return grouped.aggregate([("v", function)])[f"v_{function}"]
 
     def _whole(self, column: str, high: Array, low: Array, kind: pa.DataType) -> Array:
-        """Sums of integers whose upper and lower halves these are. Raises `NoRoom`."""
+        """Return the sums of integers, given in upper and lower halves. Raises `NoRoom`."""
         high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
         high, low = pc.add(high, pc.shift_right(low, 32)), pc.bit_wise_and(low, _LOW)
         if pa.types.is_integer(kind):
@@ -291,12 +298,12 @@ class PerKey:
         return fitting(column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind)
 
     def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
-        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
+        """Return value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
         edge = self._reduce(bys, "max" if largest else "min")
         at_edge = pc.equal(bys, edge.take(self._ids))
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
         ids, values = self._ids.take(ties), values.take(ties)
-        # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
+        # Rows with equal `by` arrive in no fixed order; taking the largest value makes replays deterministic.
         order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
         ids_sorted = ids.take(order).to_numpy()
         firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
@@ -306,19 +313,19 @@ class PerKey:
 
 
 def num_rows(rows: pa.Table) -> int:
-    """How many rows these are, or stand for."""
+    """Return the number of rows before pre-aggregation."""
     return int(pc.sum(rows[ROWS]).as_py() or 0) if ROWS in rows.column_names else int(rows.num_rows)
 
 
 def num_partials(rows: pa.Table) -> int:
-    """How many rows of several each task of Spark's made at most, before those of a key were made one; else 0."""
+    """Return the number of pre-aggregated rows that crossed the shuffle; 0 without pre-aggregation."""
     tasks = pc.fill_null(rows[TASKS], 0).to_numpy() if TASKS in rows.column_names else np.empty(0, np.int64)
     return int(np.unpackbits(tasks.view(np.uint8)).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAggregates(Bound):
-    """Aggregates over rows of a known schema."""
+    """Aggregates over rows of a fixed schema."""
 
     columns: tuple[tuple[str, Aggregate], ...]
     values: pa.Schema
@@ -342,29 +349,29 @@ class BoundAggregates(Bound):
         return replace(self, needs=columns)
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """The value columns of `old`, one row a group, with each group's rows in them. Raises `NoRoom`.
+        """Add the rows of each group to the value columns of `old`, one row per group. Raises `NoRoom`.
 
-        The rows may be what was made of several.
+        Accepts pre-aggregated rows.
         """
         batch = PerKey(rows, groups)
-        return self._table(old, lambda name, made: batch.kept(name, made, self.values))
+        return self._table(old, lambda name, aggregate: batch.kept(name, aggregate, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """The value columns of keys whose records are in two parts, from those of the parts. Raises `NoRoom`."""
-        return self._table(earlier, lambda _name, _made: later)
+        """Combine the value columns of keys whose records are in two parts. Raises `NoRoom`."""
+        return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
         stored: dict[str, Array] = {}
-        for name, made in self.columns:
-            stored |= merged(made.function, name, earlier, later(name, made))
+        for name, aggregate in self.columns:
+            stored |= merged(aggregate.function, name, earlier, later(name, aggregate))
         return pa.table([stored[field.name] for field in self.values], schema=self.values)
 
 
 def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-    """The stored columns of the aggregate `name` over both parts; null is of no records.
+    """Combine the stored columns of the aggregate `name` over two parts; null stands for no records.
 
-    Both parts have the columns that it keeps: `name`, and of a mean `_name_sum` and `_name_count`, of first and last
-    `_name_by`. Raises `NoRoom`.
+    Both parts have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
+    last `_name_by`. Raises `NoRoom`.
     """
     old, new = earlier[name], later[name]
     match function:
@@ -376,11 +383,11 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             total = plus(f"_{name}_sum", earlier[f"_{name}_sum"], later[f"_{name}_sum"])
             number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
             divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
-            # Of sums beyond 2^53 a double is the nearest.
+            # Sums beyond 2^53 are rounded to the nearest double.
             average = pc.divide(total.cast(pa.float64(), safe=False), divisor)
             return {name: average, f"_{name}_sum": total, f"_{name}_count": number}
         case "min" | "max":
-            # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
+            # By comparison, because Arrow's min_element_wise supports neither times with a zone nor strings.
             better = pc.less(new, old) if function == "min" else pc.greater(new, old)
             return {name: pc.if_else(pc.fill_null(better, pc.is_null(old)), new, old)}
         case "first" | "last":
@@ -388,11 +395,11 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
             newer = pc.greater_equal(by, old_by) if function == "last" else pc.less(by, old_by)
             use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
             return {name: pc.if_else(use_new, new, old), f"_{name}_by": pc.if_else(use_new, by, old_by)}
-    raise ValueError(f"{function} is no aggregate that is known here")
+    raise ValueError(f"unknown aggregate function {function!r}")
 
 
 def plus(name: str, old: Array, new: Array) -> Array:
-    """SQL's sum of two partial sums of the column `name`: null only where both are. Raises `NoRoom`."""
+    """Return the SQL sum of two partial sums of the column `name`: null only if both are. Raises `NoRoom`."""
     kind = old.type
     if pa.types.is_floating(kind):
         return pc.coalesce(pc.add(old, new), old, new)
@@ -406,8 +413,8 @@ def plus(name: str, old: Array, new: Array) -> Array:
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    """The type of sums of values of a decimal or integer type in which none wraps around."""
-    # Arrow gives a sum of decimals a digit more than they have, and 76 is the most.
+    """Return a decimal type in which sums of this decimal or integer type do not wrap around."""
+    # Arrow adds a digit to the type of a sum of decimals, and 76 digits is the maximum.
     return pa.decimal256(75, kind.scale if pa.types.is_decimal(kind) else 0)
 
 
@@ -416,7 +423,7 @@ def _widened(values: Array, wide: pa.DataType) -> Array:
 
 
 def fitting(name: str, totals: Array, kind: pa.DataType) -> Array:
-    """Sums of the column `name` as values of the type that it has. Raises `NoRoom` for the first that is none."""
+    """Cast sums of the column `name` to their type. Raises `NoRoom` for the first that does not fit."""
     narrow = pa.decimal128(_DIGITS, totals.type.scale)
     try:
         return totals.cast(narrow).cast(kind)

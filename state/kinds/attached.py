@@ -1,4 +1,4 @@
-"""State that a query of Spark keeps, as it is: rows of a checkpoint that slackwater is attached to."""
+"""State of a Spark query that slackwater only follows: rows of its checkpoint."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,15 +10,15 @@ from .kind import Bound, Kind
 
 
 class Attached(Kind, frozen=True, tag="attached"):
-    """The rows of a stateful operator of somebody else's query. Nothing is computed from them here."""
+    """Rows of a stateful operator of another program's query. Slackwater computes nothing from them."""
 
     operator: str = ""
-    """What it is, such as `aggregate`."""
+    """Kind of operator, such as `aggregate`."""
     migrates: ClassVar[bool] = False
-    elsewhere: ClassVar[str] = "the state of a query of Spark that slackwater is attached to"
+    elsewhere: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
         raise Refused(
-            f"rows are {self.elsewhere}: no program makes them",
-            hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME makes them those of a stage",
+            f"rows are {self.elsewhere}, so no program can write them",
+            hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME turns them into the state of a stage",
         )

@@ -1,7 +1,7 @@
-"""Rows that fall due: a state with a time in each row, at which it is called with the row and no records.
+"""Rows that fall due: each has a time, at which its state is called with the row and without records.
 
-Around `update` (`due="deadline"`) the user's function is; around `aggregate` and `upsert` over windows
-(`event_time(emits="final")`) what is emitted is the row, once, when its window has ended.
+With `update` (`due="deadline"`) the user's function is called. With `aggregate` and `upsert` over windows
+(`event_time(emits="final")`) the row is emitted once, when its window has ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .session import Sessions
 
 
 class Final(Kind, frozen=True, tag="final"):
-    """A state over windows that emits each row once, when the watermark has passed the end of its window."""
+    """A state over windows that emits each row once, after the watermark has passed the end of the row's window."""
 
     state: Any
     once: ClassVar[bool] = True
@@ -65,27 +65,27 @@ class Final(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Raises as well `Usage` where the key has no window, or the state says what it emits."""
+        """Fix the columns. Raises `Usage` if the key has no window or the state decides what to emit (`Kind.bind`)."""
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
         if why:
-            raise Usage(f'event_time(emits="final") of state={why}', hint=hint)
+            raise Usage(f'event_time(emits="final") cannot be used with state={why}', hint=hint)
         window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
         if window is None:
-            raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')
+            raise Usage('event_time(emits="final") needs a window (F.window) in the key of the stage')
         return BoundDue(bound, window, "watermark", final=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(Bound):
-    """A state that stores in `_due_at` when each row falls due; called without records, it gets rows that do."""
+    """A state that stores each row's due time in `_due_at`. Called without records, it gets the rows that are due."""
 
     inner: Bound
     column: str
-    """The value column with the time; of a `final` one, the key column with the window."""
+    """Value column with the due time; for a `final` state, the key column with the window."""
     due_by: DueBy
     final: bool = False
-    """Whether rows are emitted when they fall due, as they are, and at no other time."""
+    """True if rows are emitted only when they fall due, unchanged."""
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
@@ -107,11 +107,11 @@ class BoundDue(Bound):
         return self.inner.emits
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """With rows for none of the groups, these are rows that fall due."""
+        """Merge rows. Without any rows, process the keys as due."""
         if self.final and not rows.num_rows:
-            known = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
+            columns = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
             (schema,) = self.emits
-            emitted = pa.table([known[name] for name in schema.names], schema=schema)
+            emitted = pa.table([columns[name] for name in schema.names], schema=schema)
             return Merged(old, changed=np.zeros(groups.num, bool), emitted=(emitted,))
         merged = self.inner.merge(rows, groups, keys, old.select(self.inner.values.names))
         times = pc.struct_field(keys[self.column], "end") if self.final else merged.values[self.column]
@@ -121,15 +121,15 @@ class BoundDue(Bound):
 
 
 def due_ms(times: Any) -> Any:
-    """The first millisecond since 1970 UTC that is not before each of these times or dates."""
-    found = event_ms(times)
+    """Return the first millisecond since 1970 UTC that is not before each of these times or dates."""
+    whole_ms = event_ms(times)
     if pa.types.is_date32(times.type):
-        return found
-    return pc.add(found, pc.greater(times.cast(pa.int64()), pc.multiply(found, 1000)).cast(pa.int64()))
+        return whole_ms
+    return pc.add(whole_ms, pc.greater(times.cast(pa.int64()), pc.multiply(whole_ms, 1000)).cast(pa.int64()))
 
 
 def window_of(key: pa.Schema) -> str | None:
-    """The first column of a key that is a window of time, as `F.window` makes them."""
+    """Return the name of the first key column that is a time window (`F.window`); None without one."""
     for column in key:
         fields = list(column.type) if pa.types.is_struct(column.type) else []
         times = [field.name for field in fields if pa.types.is_timestamp(field.type)]

@@ -1,6 +1,6 @@
 """State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
 
-The table keeps rows of each side that wait for the other side's; which of them meet is found by key and time at once.
+The table keeps rows of each side that wait for a match; a vectorised search by key and time finds the pairs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _FAR_US = 1 << 61
-"""Times beyond are as late as this: what is added to a time fits."""
+"""Later times are clipped to this, so that adding to a time does not overflow."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
-"""Of a left outer join, for each row that waits on the left whether it has met one."""
+"""List column of a left outer join: True for each waiting row of the left side that has matched."""
 _NEVER = np.iinfo(np.int64)
 
 
@@ -38,24 +38,23 @@ _NEVER = np.iinfo(np.int64)
 def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     """Declare a join of a stage's two inputs, by its key and within a span of time.
 
-    The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, and says
-    `withWatermark` of each: that column is the time of its rows. Two rows meet when their keys are equal and their
-    times differ by no more than `within`, whichever came first; Spark's words for it are
+    The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, each with
+    `withWatermark`: that column is the time of its rows. Two rows match if their keys are equal and their times differ
+    by at most `within`, whichever came first. In Spark, the condition is
     `right.at BETWEEN left.at - INTERVAL … AND left.at + INTERVAL …`. For each pair the stage emits one row, in the
-    batch in which the later of the two came: the key, the other columns of the left, and those of the right.
+    batch of the later row: the key, the other columns of the left, and those of the right.
 
-    The table has the rows that still wait: for each key, two lists of structs named after the inputs. Each row is
-    forgotten when the stage's watermark has passed its time by more than `within`, so that nothing which is not late
-    could match it; where no row of a key waits, the key is gone. A row whose own time is not after the watermark that
-    the version before left is late, as in Spark: see `event_time(late=...)`.
+    The table has the waiting rows: for each key, two lists of structs named after the inputs. A row is removed when the
+    stage's watermark has passed its time by more than `within`, so that only late rows could match it; a key without
+    waiting rows is removed. As in Spark, a row is late if its own time is not after the watermark of the previous
+    version: see `event_time(late=...)`.
 
     Args:
-        left: The name of one of the two inputs, whose rows a left outer join keeps.
-        right: The name of the other.
-        within: How far apart the times may be, `"1 hour"`; the bounds are included.
-        how: `"inner"`, or `"left"`: rows of the left that met none are emitted once, with nulls for the right, when
-            they are forgotten. A null in the key or in the time meets nothing: such a row never waits, and is emitted
-            at once.
+        left: Name of one of the two inputs. A left outer join keeps its rows.
+        right: Name of the other input.
+        within: Largest difference of the two times, inclusive, such as `"1 hour"`.
+        how: `"inner"`, or `"left"`: unmatched rows of the left are emitted once, with nulls for the right, when they
+            are removed. A row with a null in its key or time matches nothing: it does not wait, and is emitted at once.
 
     Raises:
         Usage: The names are the same, `within` is no span of time below a million days, or `how` is something else.
@@ -86,11 +85,11 @@ class Join(Kind, frozen=True, tag="join"):
     in_any_order: ClassVar[bool] = True
     no_late_table: ClassVar[str] = "a join of one stream"
     no_ttl: ClassVar[tuple[str, str]] = (
-        "keeps what waits for a join, which would be gone too soon",
+        "keeps rows that wait for a join, which would expire too soon",
         "rows leave when the watermark has passed them",
     )
     not_final: ClassVar[tuple[str, str]] = (
-        "join(...), which emits each pair once, when it is there",
+        "join(...), which emits each pair only once",
         "leave emits= out; how='left' emits rows without a match when nothing can match them any more",
     )
 
@@ -101,7 +100,7 @@ class Join(Kind, frozen=True, tag="join"):
         return column
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Raises as well `Refused` where a side has no time, or columns have one name."""
+        """Fix the columns. Raises `Refused` if a side has no time or two columns have one name; see `Kind.bind`."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -109,9 +108,9 @@ class Join(Kind, frozen=True, tag="join"):
             )
         sides = tuple(_side(name, rows, key) for name in (self.left, self.right))
         left, right = (side.columns.names for side in sides)
-        # Spark does not tell capitals from small letters.
-        theirs = {name.casefold() for name in left}
-        if both := [name for name in right if name.casefold() in theirs]:
+        # Spark's column names are case-insensitive.
+        left_names = {name.casefold() for name in left}
+        if both := [name for name in right if name.casefold() in left_names]:
             raise Refused(
                 f"{self.left!r} and {self.right!r} both have a column {both[0]!r}, and a pair has the columns of both",
                 hint="rename it in the stage's function: .withColumnRenamed(...)",
@@ -124,14 +123,14 @@ class Join(Kind, frozen=True, tag="join"):
 
 @dataclass(frozen=True, slots=True)
 class JoinSide:
-    """One of the two streams."""
+    """One of the two joined streams."""
 
     name: str
     part: int
     columns: pa.Schema
-    """Its columns but for the key."""
+    """Columns without the key."""
     time: str
-    """The one that is its rows' time."""
+    """Name of the column with the time of the rows."""
 
 
 def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSide:
@@ -141,54 +140,56 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
     part, time = list(times).index(name), times[name]
     if not time:
         raise Refused(
-            f"join: the rows of {name!r} have no watermark, which says their time and how long others wait for them",
-            hint=f'say .withWatermark("at", "10 minutes") of the DataFrame that is returned for {name!r}',
+            f"join: the rows of {name!r} have no watermark, which defines their time and how long matches wait",
+            hint=f'add .withWatermark("at", "10 minutes") to the DataFrame that is returned for {name!r}',
         )
     if time in key:
         raise Refused(
             f"join: the time of {name!r} is {time!r}, which is part of the key",
-            hint="leave it out of key=: the join compares the times of the two sides itself",
+            hint="remove it from key=: the join compares the times itself",
         )
-    # As the table has them: what is inside may always be null.
-    columns = [pa.field(one.name, to_arrow(from_arrow(one.type))) for one in rows[part] if one.name not in key]
+    # As the table stores them: fields of structs in lists are nullable.
+    columns = [pa.field(field.name, to_arrow(from_arrow(field.type))) for field in rows[part] if field.name not in key]
     return JoinSide(name, part, pa.schema(columns), time)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one side, by key and time; of the same time, those that were stored come first."""
+    """Rows of one side, by key and time; at the same time, stored rows come first."""
 
     rows: pa.Table
-    """Their columns, in an order of their own."""
+    """Columns of the rows, in arbitrary order."""
     place: Numbers
-    """int64[n], where each is in `rows`."""
+    """int64[n], position of each row in `rows`."""
     keys: Numbers
-    """int64[n], the position of its key; ascending."""
+    """int64[n], position of each row's key; ascending."""
     at_us: Numbers
-    """int64[n], its time, microseconds since 1970 UTC; ascending within a key."""
+    """int64[n], time of each row in microseconds since 1970 UTC; ascending within a key."""
     new: Flags
-    """bool[n], whether it came with this batch."""
+    """bool[n], True for rows of this batch."""
     alone: Flags
-    """bool[n], whether it can match nothing, as its key or its time is null."""
+    """bool[n], True for rows that cannot match, because their key or time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
-        """int64[n]: the first millisecond since 1970 that a watermark has with which each row matches nothing more."""
+        """Return int64[n]: the first watermark (ms since 1970) at which each row can no longer match."""
         return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
-        """The rows that stay as a list of structs for each of so many keys."""
-        kept = np.flatnonzero(stays)
-        columns = self.rows.take(pa.array(self.place[kept])).columns
-        structs = pa.StructArray.from_arrays([one.combine_chunks() for one in columns], fields=list(self.rows.schema))
-        return by_key(structs, self.keys[kept], num)
+        """Return the rows that stay, as a list of structs for each of `num` keys."""
+        positions = np.flatnonzero(stays)
+        columns = self.rows.take(pa.array(self.place[positions])).columns
+        structs = pa.StructArray.from_arrays(
+            [column.combine_chunks() for column in columns], fields=list(self.rows.schema)
+        )
+        return by_key(structs, self.keys[positions], num)
 
 
 def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
-    """One side's rows, those that the table has (`stored`) and those of the batch (`came`).
+    """Return one side's rows: those of the table (`stored`) and those of the batch (`came`).
 
-    `stored` has for each key a list of structs, ordered by time, null for none; `came` the key's position as `_key`.
-    `schema` has the columns that are stored, of which `time` is one; `keyless` is bool[keys], whether a column of each
-    key is null.
+    `stored` has a list of structs for each key, ordered by time, null for no rows; `came` has the key's position as
+    `_key`. `schema` has the stored columns, including `time`; `keyless` is bool[keys], True for keys with a null
+    column.
     """
     lists = stored.combine_chunks()
     old = pa.Table.from_arrays(pc.list_flatten(lists).flatten(), schema=schema)
@@ -202,7 +203,7 @@ def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: s
     order = np.lexsort((new_us, new_keys))
     equal = np.flatnonzero((np.diff(new_keys[order]) == 0) & (np.diff(new_us[order]) == 0))
     if equal.size:
-        # Rows arrive in no fixed order: the rest of them decides among equals.
+        # Rows arrive in no fixed order; a digest of all columns breaks ties, so that a replay gives the same.
         tied = order[np.union1d(equal, equal + 1)]
         digest = np.zeros(len(order), np.uint64)
         digest[tied] = digests(new.take(pa.array(tied)).to_struct_array())
@@ -216,54 +217,58 @@ def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: s
 
 
 def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
-    """Values as a list for each of so many keys; `keys` says the key of each, and ascends."""
+    """Return the values as a list for each of `num` keys; `keys` has the key of each value, ascending."""
     offsets = np.searchsorted(keys, np.arange(num + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbers]:
-    """The rows that meet, by their numbers on each side: of one key, with times so near, and one of the two is new.
+    """Return the matching rows, by their positions on each side.
 
-    They come in the order of the left side, and then of the right.
+    Rows match if their keys are equal, their times differ by at most `within_us`, and at least one is new.
+
+    Pairs are ordered by the left position, then by the right.
     """
     every, fresh = np.flatnonzero(~right.alone), np.flatnonzero(right.new & ~right.alone)
     coming, stored = np.flatnonzero(left.new & ~left.alone), np.flatnonzero(~left.new)
-    found = [_near(left, coming, right, every, within_us), _near(left, stored, right, fresh, within_us)]
-    lefts, rights = (np.concatenate(side) for side in zip(*found, strict=True))
+    halves = [_find_pairs(left, coming, right, every, within_us), _find_pairs(left, stored, right, fresh, within_us)]
+    lefts, rights = (np.concatenate(side) for side in zip(*halves, strict=True))
     order = np.argsort(lefts, kind="stable")
     return lefts[order], rights[order]
 
 
-def _near(left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int) -> tuple[Numbers, Numbers]:
-    """Of some rows of each side those that meet."""
-    # With ranks in the place of times, key and time are one number that ascends.
+def _find_pairs(
+    left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int
+) -> tuple[Numbers, Numbers]:
+    """Return the pairs among the given rows of each side."""
+    # With times replaced by their ranks, (key, time) becomes one ascending number.
     times = np.unique(right.at_us[rights])
     ranks = len(times) + 1
-    places = right.keys[rights] * ranks + np.searchsorted(times, right.at_us[rights])
+    composites = right.keys[rights] * ranks + np.searchsorted(times, right.at_us[rights])
     keys, at_us = left.keys[lefts] * ranks, left.at_us[lefts]
-    first = np.searchsorted(places, keys + np.searchsorted(times, at_us - within_us))
-    counts = np.searchsorted(places, keys + np.searchsorted(times, at_us + within_us, side="right")) - first
-    before = np.cumsum(counts) - counts
-    nth = np.arange(counts.sum()) - np.repeat(before, counts)
+    first = np.searchsorted(composites, keys + np.searchsorted(times, at_us - within_us))
+    counts = np.searchsorted(composites, keys + np.searchsorted(times, at_us + within_us, side="right")) - first
+    preceding = np.cumsum(counts) - counts
+    nth = np.arange(counts.sum()) - np.repeat(preceding, counts)
     return np.repeat(lefts, counts), rights[np.repeat(first, counts) + nth]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundJoin(Bound):
-    """A join that knows its rows' schemas."""
+    """A join over rows of fixed schemas."""
 
     due_by = "watermark"
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
-    """The schemas of the function's DataFrames, in their order."""
+    """Schemas of the function's DataFrames, in their order."""
     left: JoinSide
     right: JoinSide
     within_ms: int
     outer: bool
-    """Whether rows of the left are emitted that met none."""
+    """True if unmatched rows of the left side are emitted."""
     emitted: pa.Schema
     until_ms: int | None = None
-    """The watermark by which rows are forgotten; None where there is none yet."""
+    """Watermark by which rows are removed; None while it is unknown."""
 
     @property
     def values(self) -> pa.Schema:
@@ -288,7 +293,7 @@ class BoundJoin(Bound):
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """Rows of either side, with what a pair has of it."""
+        """Schema of late rows of either side, and the column of that schema by column of the batch."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
@@ -298,7 +303,7 @@ class BoundJoin(Bound):
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Pairs first; then what no row that comes later could match is forgotten."""
+        """Emit the pairs, then remove rows that no later row can match."""
         came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
         keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
         left, right = (
@@ -308,18 +313,18 @@ class BoundJoin(Bound):
         lefts, rights = pairs(left, right, self.within_ms * 1000)
         matched = np.zeros(len(left.keys), bool)
         if self.outer:
-            # The rows that were stored are the first in `rows`.
-            before = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
-            matched = np.append(before, matched[len(before) :]).astype(bool)[left.place]
+            # Stored rows come first in `rows`.
+            stored_flags = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
+            matched = np.append(stored_flags, matched[len(stored_flags) :]).astype(bool)[left.place]
         matched[lefts] = True
         due_left, due_right = left.due_ms(self.within_ms), right.due_ms(self.within_ms)
-        # Those that may still match one that comes.
+        # Rows that a later row may still match.
         stays = ~left.alone & (self.until_ms is None or due_left > self.until_ms)
         stays_right = ~right.alone & (self.until_ms is None or due_right > self.until_ms)
         gone = np.flatnonzero(~stays & ~matched) if self.outer else np.empty(0, np.int64)
-        # int64[num]: when something is to be done for each key though no row comes; the least number where none waits.
-        # A key's rows are forgotten together, by the last of them or when others come; but what is to be emitted has
-        # its own time.
+        # int64[num]: due time of each key, the least number for a key without waiting rows. The rows of a key are
+        # removed together, at the last row's time or in a batch with the key; but unmatched rows are emitted at their
+        # own time.
         due = np.full(groups.num, _NEVER.min)
         np.maximum.at(due, left.keys[stays], due_left[stays])
         np.maximum.at(due, right.keys[stays_right], due_right[stays_right])
@@ -341,13 +346,13 @@ class BoundJoin(Bound):
     def _emitted(
         self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers
     ) -> pa.Table:
-        """The pairs, and the rows of the left that are gone without one."""
+        """Return the pairs, and the rows of the left side that are removed unmatched."""
         both = np.concatenate((lefts, gone))
         met = np.concatenate((right.place[rights], np.zeros(len(gone), np.int64)))
-        nobody = np.arange(len(both)) >= len(lefts)
+        unmatched = np.arange(len(both)) >= len(lefts)
         columns = [
             *keys.take(pa.array(left.keys[both])).columns,
             *left.rows.take(pa.array(left.place[both])).columns,
-            *right.rows.take(pa.array(met, mask=nobody)).columns,
+            *right.rows.take(pa.array(met, mask=unmatched)).columns,
         ]
         return pa.table(columns, schema=self.emitted)

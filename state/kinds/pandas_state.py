@@ -1,6 +1,6 @@
-"""State as a function of the user's that was written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
+"""State as a user's function written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
 
-The fields of its state are columns of the table; the key's timeout is the time at which its row falls due.
+The fields of the function's state are columns of the table; a key's timeout is the time at which its row falls due.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,48 +32,48 @@ from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 _DEFINED = "_defined"
-"""Whether a key has a state: it may have a timeout alone."""
+"""Column: True if the key has a state. A key may have only a timeout."""
 
 
 class Called(NamedTuple):
-    """What a call of the function left."""
+    """Result of one call of the function."""
 
-    given: Sequence[Any]
-    """The frames that it gave."""
+    frames: Sequence[Any]
+    """Frames that the function returned."""
     value: Fields | None
-    """The key's state from now on; None for none."""
+    """New state of the key; None for no state."""
     timeout_ms: int | None
-    """When the key times out; None where the call said nothing of that."""
+    """Time at which the key times out; None if the call set no timeout."""
     changed: bool
-    """Whether it said anything of the state."""
+    """True if the call updated or removed the state."""
 
 
 Call: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Called]
-"""Calls it for a key, with frames, the key's state, and whether the key has timed out."""
+"""Calls the function for a key, with frames, the key's state, and whether the key has timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """What is not stored of a function."""
+    """The parts of a declared function that are not stored."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]
     emits: Callable[[], pa.Schema]
     begin: Callable[[BatchMoment], Call]
-    """For a batch. Crosses to workers by pickle."""
+    """Returns the `Call` for a batch. Sent to workers by pickle."""
     frames: PythonRows
     order_by: tuple[str, ...] = ()
 
 
 class PandasState(SparkCode, frozen=True, tag="pandas_state"):
-    """A declared function."""
+    """A declared function for `applyInPandasWithState`."""
 
     timeout: Timeout = "NoTimeout"
     not_final: ClassVar[tuple[str, str]] = (
-        "pandas_state(...), whose function says itself what it emits",
+        "pandas_state(...), whose function decides what to emit",
         "have the function set a timeout for the end of the window",
     )
-    no_late_table: ClassVar[str] = "what the function makes of late rows alone"
+    no_late_table: ClassVar[str] = "the output of the function for late rows alone"
 
     def __str__(self) -> str:
         return f"pandas_state({self.timeout})"
@@ -91,13 +91,12 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Timeouts mean the same as long as it is the same time; as an update, none comes any more."""
+        """Return True if the timeouts keep their meaning. An `update` may take over; timeouts then end."""
         if isinstance(now, PandasState):
             return self.timeout in ("NoTimeout", now.timeout)
         return isinstance(now, Update)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns."""
         schema, state = only(rows, "pandas_state(...)"), self.code.state()
         check_value_names(state.names, key)
         for column in self.code.order_by:
@@ -109,7 +108,7 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
 
 @dataclass(frozen=True, slots=True)
 class BoundPandasState(Bound):
-    """A function over rows of a known schema."""
+    """A function over rows of a fixed schema."""
 
     begin: Callable[[BatchMoment], Call]
     frames: PythonRows
@@ -134,43 +133,45 @@ class BoundPandasState(Bound):
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """As in Spark, no row is late where timeouts do not go by the watermark."""
+        """Return the time column with event-time timeouts; otherwise no row is late, as in Spark."""
         return self.late
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """All rows first, key by key; then the keys that have timed out."""
+        """Call the function for the rows of each key, then for the keys that have timed out."""
         structs = Structs("state", pa.struct(list(self.state)), self.frames.struct)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
-        kept = [old[name].combine_chunks() for name in self.state.names]
-        values = structs.python(pa.StructArray.from_arrays(kept, fields=list(self.state), mask=pc.invert(defined)))
+        columns_of_state = [old[name].combine_chunks() for name in self.state.names]
+        values = structs.python(
+            pa.StructArray.from_arrays(columns_of_state, fields=list(self.state), mask=pc.invert(defined))
+        )
         due_ms: list[int | None] = old[DUE].to_pylist()
         changed = np.zeros(groups.num, bool)
         call, names = self.begin(self.moment), self.frames.keys(keys)
-        given: list[Any] = []
+        frames_out: list[Any] = []
 
-        def called(at: int, frames: Iterator[Any], *, timed_out: bool) -> None:
-            value = values[at]
-            done = call(names[at], frames, None if value is None else structs.given(value), timed_out)
-            given.extend(done.given)
-            # As Spark has it, a call with rows that says nothing leaves the timeout as it was.
-            if done.changed or done.timeout_ms is not None or timed_out:
-                values[at] = done.value if done.value is None else structs.taken(done.value)
-                due_ms[at] = None if done.timeout_ms is None else done.timeout_ms + 1
-                changed[at] = True
+        def called(index: int, frames: Iterator[Any], *, timed_out: bool) -> None:
+            value = values[index]
+            result = call(names[index], frames, None if value is None else structs.given(value), timed_out)
+            frames_out.extend(result.frames)
+            # As in Spark, a call with rows that changes neither state nor timeout keeps the timeout.
+            if result.changed or result.timeout_ms is not None or timed_out:
+                values[index] = result.value if result.value is None else structs.taken(result.value)
+                due_ms[index] = None if result.timeout_ms is None else result.timeout_ms + 1
+                changed[index] = True
 
         if rows.num_rows:
             table = in_order(rows.select(self.rows.names).append_column("_key", pa.array(groups.ids)), self.order_by)
-            mine = self.frames.groups(table.drop_columns(["_key"]), groups.ids, groups.num)
-            for at in range(groups.num):
-                if (frames := mine(at)) is not None:
-                    called(at, frames, timed_out=False)
+            frames_of = self.frames.groups(table.drop_columns(["_key"]), groups.ids, groups.num)
+            for index in range(groups.num):
+                if (frames := frames_of(index)) is not None:
+                    called(index, frames, timed_out=False)
         if (until_ms := self.moment.until_ms) is not None:
-            for at, at_ms in enumerate(due_ms):
+            for index, at_ms in enumerate(due_ms):
                 if at_ms is not None and at_ms <= until_ms:
-                    called(at, self.frames.nothing(rows.schema), timed_out=True)
-        (made,) = structs.arrays(values)
+                    called(index, self.frames.nothing(rows.schema), timed_out=True)
+        (states,) = structs.arrays(values)
         due = pa.array(due_ms, pa.int64())
-        columns = [*made.flatten(), made.is_valid(), due]
-        emitted = tuple(self.frames.table(given, schema) for schema in self.emits)
-        is_empty = np.asarray(pc.and_(made.is_null(), due.is_null()))
+        columns = [*states.flatten(), states.is_valid(), due]
+        emitted = tuple(self.frames.table(frames_out, schema) for schema in self.emits)
+        is_empty = np.asarray(pc.and_(states.is_null(), due.is_null()))
         return Merged(pa.table(columns, schema=self.values), is_empty, changed, emitted)

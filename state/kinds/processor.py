@@ -1,7 +1,7 @@
-"""State as a class of the user's that was written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
+"""State as a user's class written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
 
-Its state variables are columns of the table, so that a key's row has all that the class knows of the key. Keys are
-looked up, and written, a batch at a time; only the user's own code runs once for each.
+State variables are columns of the table, so a key's row has the whole state of the key. Keys are looked up and written
+batch by batch; only the user's code runs once per key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,37 +25,37 @@ from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
-"""What passes the time of timers."""
+"""Clock or watermark, by which timers fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """What is not stored of a class: it may do something else in the next release."""
+    """The parts of a declared class that are not stored: they may change with the next release."""
 
     function: Callable[..., Any]
-    """What it does with rows."""
+    """Method that handles rows."""
     columns: Callable[[], tuple[StateColumn, ...]]
-    """The state variables that it asks for, in that order."""
+    """Returns the state variables in the order in which the class requests them."""
     emits: Callable[[], pa.Schema]
     begin: Callable[[tuple[str, ...]], Begin]
-    """What makes instances, for keys of these columns; asked for when the class is bound."""
+    """Returns the factory of instances, for these key columns; called when the class is bound."""
     python: PythonRows
     order_by: tuple[str, ...] = ()
     initial: str = ""
-    """The input that has what keys begin with; empty for none."""
+    """Input with the initial state of keys; empty for none."""
 
 
 class Processor(SparkCode, frozen=True, tag="processor"):
-    """A declared class."""
+    """A declared class for `transformWithState`."""
 
     time_mode: TimeMode = "None"
     variables: dict[str, Variable] = field(default_factory=dict)
-    """By name; of a class that the program declares, `code` knows them."""
+    """Stored variables by name; for a class in a program, `code` has them."""
     not_final: ClassVar[tuple[str, str]] = (
-        "processor(...), whose class says itself what it emits",
+        "processor(...), whose class decides what to emit",
         "have the class register a timer for the end of the window",
     )
-    no_late_table: ClassVar[str] = "what the class makes of late rows alone"
+    no_late_table: ClassVar[str] = "the output of the class for late rows alone"
 
     def __str__(self) -> str:
         return f"processor(time_mode={self.time_mode})"
@@ -64,11 +64,11 @@ class Processor(SparkCode, frozen=True, tag="processor"):
     def declaration(self) -> "Processor":
         if self.code is None:
             return self
-        return Processor(self.time_mode, {each.name: each.variable for each in self.code.columns()})
+        return Processor(self.time_mode, {column.name: column.variable for column in self.code.columns()})
 
-    def declaration_over(self, kept: Kind) -> Kind:
-        # The class says them as DDL, which Spark reads.
-        return Processor(self.time_mode, kept.variables if isinstance(kept, Processor) else {})
+    def declaration_over(self, stored: Kind) -> Kind:
+        # The class declares its variables as DDL, which only Spark can parse.
+        return Processor(self.time_mode, stored.variables if isinstance(stored, Processor) else {})
 
     @property
     def due_text(self) -> str:
@@ -79,15 +79,21 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return _DUE_BY.get(self.time_mode, "watermark")
 
     def renamed(self, names: Mapping[str, str]) -> "Processor":
-        return with_fields(self, variables={names.get(name, name): each for name, each in self.variables.items()})
+        return with_fields(
+            self, variables={names.get(name, name): variable for name, variable in self.variables.items()}
+        )
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        return {expires(name): expires(names.get(name, name)) for name, each in self.variables.items() if each.ttl_ms}
+        return {
+            expires(name): expires(names.get(name, name))
+            for name, variable in self.variables.items()
+            if variable.ttl_ms
+        }
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Variables come and go as columns do; timers mean the same as long as it is the same time.
+        """Return True if the timers keep their meaning; variables are compared as columns.
 
-        As an update, it keeps what the variables have, and nothing falls due by timers any more.
+        An `update` may take over: it keeps the values of the variables, and timers no longer fire.
         """
         if isinstance(now, Processor):
             return self.time_mode in ("None", now.time_mode)
@@ -97,20 +103,22 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Raises as well `Refused` for a name, or for what cannot be kept."""
+        """Fix the columns. Raises `Refused` for a reserved name or an unsupported variable; see `Kind.bind`."""
         columns, emits = self.code.columns(), self.code.emits()
-        names = [each.name for each in columns]
+        names = [column.name for column in columns]
         check_value_names(names, key)
         if self.time_mode != "None" and TIMERS in (*names, *key):
             raise Refused(
-                f"the class has a state variable {TIMERS!r}, which is the column of a key's timers",
+                f"the class has a state variable {TIMERS!r}, but this is the name of the column of timers",
                 hint="give the variable another name",
             )
-        if timed := [each.name for each in columns if each.variable.ttl_ms and self.time_mode != "ProcessingTime"]:
+        if timed := [
+            column.name for column in columns if column.variable.ttl_ms and self.time_mode != "ProcessingTime"
+        ]:
             raise Refused(
-                f"state variable {timed[0]!r} has a time to live, which goes by the processing time, and time_mode is "
+                f"state variable {timed[0]!r} has a time to live, which needs processing time, but time_mode is "
                 f"{self.time_mode!r}",
-                hint='say time_mode="ProcessingTime", as to Spark',
+                hint='set time_mode="ProcessingTime", as in Spark',
             )
         for schema in rows:
             for column in self.code.order_by:
@@ -118,20 +126,22 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         inputs = [input_of(schema) for schema in rows]
         part = None
         if self.code.initial:
-            known = [name for name, _ in inputs]
-            if self.code.initial not in known:
-                raise NotFound("input", self.code.initial, known, hint="initial_state= names one of the stage's inputs")
-            part = known.index(self.code.initial)
+            input_names = [name for name, _ in inputs]
+            if self.code.initial not in input_names:
+                raise NotFound(
+                    "input", self.code.initial, input_names, hint="initial_state= names one of the stage's inputs"
+                )
+            part = input_names.index(self.code.initial)
         if len(rows) != 1 + (part is not None):
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrames, and processor(...) takes "
-                f"{'one, and one with what keys begin with' if part is not None else 'one'}",
+                f"{'two: the rows, and the initial state of keys' if part is not None else 'one'}",
                 hint="return their union: flights.unionByName(weather, allowMissingColumns=True)",
             )
         late = [
-            time if time in key or len(rows) == 1 else multi_input.name_of(at, time)
-            for at, (_, time) in enumerate(inputs)
-            if time and at != part
+            time if time in key or len(rows) == 1 else multi_input.name_of(position, time)
+            for position, (_, time) in enumerate(inputs)
+            if time and position != part
         ]
         return BoundProcessor(
             self.code.begin(key),
@@ -149,7 +159,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
 
 @dataclass(frozen=True, slots=True)
 class BoundProcessor(Bound):
-    """A class over rows of a known schema."""
+    """A class over rows of fixed schemas."""
 
     begin: Begin
     python: PythonRows
@@ -160,9 +170,9 @@ class BoundProcessor(Bound):
     columns: tuple[StateColumn, ...]
     emits: tuple[pa.Schema, ...]
     times: tuple[str, ...]
-    """The column of the batch's rows that is their time, where they have one."""
+    """Columns of the batch's rows with their time, if any."""
     initial: int | None = None
-    """The position of the DataFrame with what keys begin with; None where there is none."""
+    """Position of the DataFrame with the initial state of keys; None without one."""
     moment: BatchMoment = NO_MOMENT
 
     @property
@@ -171,9 +181,9 @@ class BoundProcessor(Bound):
 
     @property
     def values(self) -> pa.Schema:
-        mine = [field for each in self.columns for field in each.columns]
+        fields = [field for column in self.columns for field in column.columns]
         timers = [pa.field(TIMERS, pa.list_(pa.int64())), pa.field(DUE, pa.int64())]
-        return pa.schema([*mine, *(timers if self.due_by else [])])
+        return pa.schema([*fields, *(timers if self.due_by else [])])
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -183,48 +193,54 @@ class BoundProcessor(Bound):
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """As in Spark, no row is late where timers do not go by the watermark."""
+        """Return the time columns if timers use event time; otherwise no row is late, as in Spark."""
         return self.times if self.time_mode == "EventTime" else ()
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """All rows first, key by key; then the timers that have passed, in their order."""
+        """Handle the rows of each key, then the timers that have passed, in their order."""
         until_ms, python = self.moment.until_ms, self.python
         at_hand = KeysAtHand(groups.num, until_ms or 0)
-        variables = {each.name: each.of(at_hand, old, python.struct) for each in self.columns}
+        variables = {column.name: column.of(at_hand, old, python.struct) for column in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
-        given: list[Any] = []
+        emitted_rows: list[Any] = []
         names: list[Any] = []
         if rows.num_rows:
             names = python.keys(keys)
-            parts = [python.groups(*each, groups.num) for each in self._parts(rows, groups)]
+            parts = [python.groups(*part, groups.num) for part in self._parts(rows, groups)]
             initial = parts.pop(self.initial) if self.initial is not None else None
             for at_hand.at, key in enumerate(names):
-                if initial is not None and (mine := initial(at_hand.at)) is not None:
-                    instance.initial(key, mine)
-                if (mine := parts[0](at_hand.at)) is not None:
-                    given += instance.rows(key, mine)
+                if initial is not None and (key_rows := initial(at_hand.at)) is not None:
+                    instance.initial(key, key_rows)
+                if (key_rows := parts[0](at_hand.at)) is not None:
+                    emitted_rows += instance.rows(key, key_rows)
         if timers is not None and until_ms is not None and (passed := timers.expired(until_ms)):
             names = names or python.keys(keys)
             for at_ms, at_hand.at in passed:
-                given += instance.expired(names[at_hand.at], at_ms)
+                emitted_rows += instance.expired(names[at_hand.at], at_ms)
                 timers.deleteTimer(at_ms)
         instance.close()
-        made = [each.arrays for each in variables.values()]
-        columns = [one for each in made for one in each]
-        is_empty = reduce(np.logical_and, (np.asarray(kept.is_null()) for kept, *_ in made), np.ones(groups.num, bool))
+        arrays_by_variable = [variable.arrays for variable in variables.values()]
+        columns = [array for arrays in arrays_by_variable for array in arrays]
+        is_empty = reduce(
+            np.logical_and, (np.asarray(array.is_null()) for array, *_ in arrays_by_variable), np.ones(groups.num, bool)
+        )
         if timers is not None:
             columns.append(timers.array)
-            first = least(columns[-1])
-            due = reduce(np.minimum, (least(times) for _, *each in made for times in each), first)
-            is_empty &= first == NEVER
-            # What has passed by now and was not there in time falls due with the next batch.
+            first_timer = least(columns[-1])
+            due = reduce(
+                np.minimum,
+                (least(times) for _, *expiry_times in arrays_by_variable for times in expiry_times),
+                first_timer,
+            )
+            is_empty &= first_timer == NEVER
+            # Times that have passed and were set too late fall due with the next batch.
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
             columns.append(pa.array(due_ms, mask=due == NEVER))
-        emitted = tuple(python.table(given, schema) for schema in self.emits)
+        emitted = tuple(python.table(emitted_rows, schema) for schema in self.emits)
         return Merged(pa.table(columns, schema=self.values), is_empty, at_hand.changed, emitted)
 
     def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
-        """The rows of each DataFrame, with its own columns, and the positions of their keys."""
+        """Yield the rows of each DataFrame, with its own columns, and the positions of their keys."""
         for schema, table in zip(self.inputs, multi_input.untag(rows, self.inputs, self.key, groups.ids), strict=True):
             yield in_order(table, self.order_by).select(schema.names), table["_key"].to_numpy()

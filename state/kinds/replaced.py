@@ -1,4 +1,4 @@
-"""Rows in the place of what is stored, as somebody wants them: what an edit makes of a table, whatever its kind."""
+"""Replace stored rows by given ones: the state with which `slackwater edit` changes a table of any kind."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from .due import BoundDue
 from .kind import Bound, Groups, Merged, kind_of
 
 DELETED = "_deleted"
-"""Which rows of an edit are to go."""
+"""Column of an edit: True for rows to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced(Bound):
-    """Takes one row of each key, with all value columns and `DELETED`, as the new one."""
+    """Takes one row for each key, with all value columns and `DELETED`, as the new row."""
 
     values: pa.Schema
 
@@ -35,27 +35,27 @@ class Replaced(Bound):
 
 
 def replaced(table: Table, name: str) -> Bound:
-    """What an edit makes of the rows of a table: they fall due as those that its program writes.
+    """Return the state that applies an edit to a table. Edited rows fall due like those that the program writes.
 
-    Raises `Refused` where no program makes them, rows hold what waits for other rows, or only the program knows when
-    they fall due.
+    Raises `Refused` if no program writes the rows, if rows wait for other rows, or if only the program knows when they
+    fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.elsewhere:
         raise Refused(
-            f"the rows of {name} are {kind.elsewhere}, so they are not changed here",
-            hint="slackwater adopt makes them those of a stage, which can be edited",
+            f"cannot edit {name}: its rows are {kind.elsewhere}",
+            hint="slackwater adopt turns them into the state of a stage, which can be edited",
         )
     if kind.waiting:
         raise Refused(
-            f"the rows of {name} hold {kind.waiting}, which cannot be changed by hand",
-            hint="reject or mend the records that they are of, and rewind to before them",
+            f"cannot edit {name}: its rows hold {kind.waiting}",
+            hint="reject or correct the records that they come from, and rewind to before these records",
         )
     if DUE not in values.names:
         return Replaced(values)
     if not (column := kind.due_column(arrow_schema(table.key))):
         raise Refused(
-            f"when rows of {name} fall due, only its program knows",
-            hint="while a runner has the app, that does the edit: start it, and say it again",
+            f"cannot edit {name} while its app is stopped: only its program knows when rows fall due",
+            hint="start a runner of the app, which then applies the edit, and repeat this command",
         )
     return BoundDue(Replaced(values.remove(values.get_field_index(DUE))), column, kind.due_by, final=kind.once)

@@ -1,8 +1,9 @@
-"""Sessions: aggregates over `F.session_window` in a stage's key, windows that grow with their events.
+"""Session windows: aggregates over `F.session_window` in a stage's key; sessions grow with their events.
 
-Each row comes with a session of its own, from its time to a gap after it; those of a key that overlap or touch are one,
-as in Spark. So a session is no part of what identifies a row of the table: that is the rest of the key, and its row has
-a list of the open sessions. When the watermark has passed the end of one, it is emitted and leaves the list.
+Each row comes with its own session, from its time to a gap after it; sessions of a key that overlap or touch are
+merged, as in Spark. Hence the session is not part of the table's key: the key is the remaining columns, and a key's row
+has a list of its open sessions. When the watermark has passed the end of a session, the session is emitted and leaves
+the list.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,16 @@ from .kind import BatchMoment, Bound, Groups, Kind, Merged, as_kind
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
 _PARTIALS = "_partials"
-"""The internal column with what aggregates keep of sessions besides; it stays when the session gets another name."""
+"""Internal column with the internal fields of sessions; it keeps its name when the session column is renamed."""
 
 
 class Sessions(Kind, frozen=True, tag="sessions"):
-    """Aggregates that are emitted once a session, where `column` of the key is the session."""
+    """Aggregates that are emitted once per session; `column` of the key is the session window."""
 
     state: Any
-    """`Final`, of what is kept of each session."""
+    """`Final`, with the aggregates of each session."""
     column: str = ""
-    """Not stored: it may get another name."""
+    """Name of the session column; not stored, because it may be renamed."""
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
     waiting: ClassVar[str] = "sessions that are open"
@@ -54,29 +55,29 @@ class Sessions(Kind, frozen=True, tag="sessions"):
         return kind.carried(column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns; `key` has the session. Raises as well `Usage` for a state that is no `aggregate(...)`."""
+        """Fix the columns; `key` includes the session. Raises `Usage` for other states than `aggregate(...)`."""
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
-                f"sessions ({self.column!r} of the key) are of state=aggregate(...), not of {self.state}",
-                hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+                f"sessions ({self.column!r} in the key) need state=aggregate(...), not {self.state}",
+                hint="remove the session from the key, and keep sessions as a list in state=slackwater.update(...)",
             )
-        if taken := sorted({*TIMES} & {*inner.values.names}):
-            raise Usage(f"column {taken[0]!r} of a session is its time already; give the aggregate another name")
+        if reserved := sorted({*TIMES} & {*inner.values.names}):
+            raise Usage(f"{reserved[0]!r} is a field of each session; give the aggregate another name")
         return BoundSessions(inner, self.column)
 
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions of several keys, by key and start; those of a key neither overlap nor touch."""
+    """Sessions of several keys, by key and start; sessions of a key neither overlap nor touch."""
 
     ids: Numbers
-    """int64[sessions], the position of each one's key."""
+    """int64[sessions], position of each session's key."""
     start: Numbers
-    """int64[sessions], in microseconds, as is `end`."""
+    """int64[sessions], in microseconds, as `end`."""
     end: Numbers
     parts: pa.Table
-    """What the aggregates keep of each."""
+    """Stored columns of the aggregates of each session."""
 
     def filter(self, mask: npt.NDArray[np.bool_]) -> "_Spans":
         return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
@@ -84,18 +85,18 @@ class _Spans:
 
 @dataclass(frozen=True, slots=True)
 class BoundSessions(Bound):
-    """Sessions over rows of a known schema.
+    """Sessions over rows of a fixed schema.
 
-    The table's value columns are the sessions with what users see of their aggregates, a list named as the key column;
-    `_partials`, where aggregates keep more, a list as long with the rest; and `_due_at`, when the first session ends.
+    Value columns of the table: a list of sessions with their visible aggregates, named as the key column; `_partials`,
+    a list of the same length with the internal fields, if there are any; and `_due_at`, the end of the first session.
     """
 
     due_by = "watermark"
     inner: BoundAggregates
-    """The aggregates, with the session in their key."""
+    """Aggregates, with the session in their key."""
     column: str
     until_ms: int | None = None
-    """The watermark: sessions that end by then are over. None where none is known yet."""
+    """Watermark: sessions that end by this time are over. None while it is unknown."""
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
         return (self.column,)
@@ -111,24 +112,26 @@ class BoundSessions(Bound):
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """A session that is emitted is a window as any other: it does not grow any more."""
+        """Schemas of emitted sessions: plain windows, because they no longer grow."""
         (schema,) = self.inner.emits
-        at = schema.get_field_index(self.column)
-        return (schema.set(at, schema.field(at).remove_metadata()),)
+        index = schema.get_field_index(self.column)
+        return (schema.set(index, schema.field(index).remove_metadata()),)
 
     def at_moment(self, moment: BatchMoment) -> Bound:
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """With rows for none of the groups, sessions end and nothing else."""
-        known = self._known(old)
-        over = _whole_ms(known.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(known.end), bool)
+        """Merge rows into sessions and emit those that have ended. Without any rows, sessions only end."""
+        stored = self._stored_sessions(old)
+        has_ended = (
+            _whole_ms(stored.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(stored.end), bool)
+        )
         try:
-            sessions = self._joined(rows, groups, known.filter(~over))
+            sessions = self._merge_rows(rows, groups, stored.filter(~has_ended))
         except NoRoom as error:
             raise error.of(keys) from None
         counts = np.bincount(sessions.ids, minlength=groups.num)
-        ended = known.filter(over)
+        ended = stored.filter(has_ended)
         columns: dict[str, pa.Array | pa.ChunkedArray] = dict(self._columns(ended))
         of = keys.take(pa.array(ended.ids))
         times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
@@ -148,7 +151,7 @@ class BoundSessions(Bound):
     def _kind(self) -> pa.StructType:
         return self.inner.emits[0].field(self.column).type
 
-    def _known(self, old: pa.Table) -> _Spans:
+    def _stored_sessions(self, old: pa.Table) -> _Spans:
         columns: dict[str, pa.Array] = {}
         for name in self._lists:
             flat = pc.list_flatten(old[name].combine_chunks())
@@ -158,82 +161,82 @@ class BoundSessions(Bound):
         parts = pa.table([columns[name] for name in self.inner.values.names], schema=self.inner.values)
         return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
 
-    def _joined(self, rows: pa.Table, groups: Groups, known: _Spans) -> _Spans:
-        """The sessions with a batch's rows in them: many of these may be in one, and one may make several one.
+    def _merge_rows(self, rows: pa.Table, groups: Groups, stored: _Spans) -> _Spans:
+        """Merge a batch's rows into the sessions: rows extend a session, and may join several sessions into one.
 
-        Raises `NoRoom`, whose row is that of the key.
+        Raises `NoRoom`, whose `row` is the position of the key.
         """
         if not rows.num_rows:
-            return known
+            return stored
         spans = rows[self.column].combine_chunks()
         starts, ends = (pc.struct_field(spans, name) for name in TIMES)
         if starts.null_count or ends.null_count:
             raise Refused(
                 f"a row has no session in {self.column!r}",
-                hint="leave such rows out: F.session_window gives none without a time",
+                hint="filter such rows out: F.session_window is null if the time is null",
             )
-        ids = np.concatenate([known.ids, groups.ids.astype(np.int64)])
-        start, end = np.concatenate([known.start, _us(starts)]), np.concatenate([known.end, _us(ends)])
+        ids = np.concatenate([stored.ids, groups.ids.astype(np.int64)])
+        start, end = np.concatenate([stored.start, _us(starts)]), np.concatenate([stored.end, _us(ends)])
         order, first, number = _sessions(ids, start, end)
         try:
-            parts = self._parts(rows, number, known)
+            parts = self._parts(rows, number, stored)
         except NoRoom as error:
             error.row = int(ids[order][first][error.row])
             raise
         return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
 
-    def _parts(self, rows: pa.Table, number: Numbers, known: _Spans) -> pa.Table:
-        """What the aggregates keep of each session; `number` has that of each known span, and then of each row.
+    def _parts(self, rows: pa.Table, number: Numbers, stored: _Spans) -> pa.Table:
+        """Return the aggregates of each session; `number` has the session of each stored span, then of each row.
 
-        Raises `NoRoom`, whose row is the session's number.
+        Raises `NoRoom`, whose `row` is the number of the session.
         """
-        old_numbers, old = _as_one(number[: len(known.ids)], known.parts, self.inner)
-        # As the aggregates get rows of any key: sorted by it, beside what was stored.
-        new = number[len(known.ids) :]
-        sort = np.argsort(new, kind="stable")
-        new_numbers, begins, ids_of_rows = np.unique(new[sort], return_index=True, return_inverse=True)
-        at = np.searchsorted(old_numbers, new_numbers)
-        there = np.append(old_numbers, -1)[at] == new_numbers
-        before = old.take(pa.array(at, mask=~there))
-        sorted_rows = rows.take(pa.array(sort)).combine_chunks()
+        old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
+        # Aggregates take rows sorted by group, here by session, with the stored row of each group.
+        new = number[len(stored.ids) :]
+        order = np.argsort(new, kind="stable")
+        new_numbers, begins, ids_of_rows = np.unique(new[order], return_index=True, return_inverse=True)
+        index = np.searchsorted(old_numbers, new_numbers)
+        exists = np.append(old_numbers, -1)[index] == new_numbers
+        previous = old.take(pa.array(index, mask=~exists))
+        sorted_rows = rows.take(pa.array(order)).combine_chunks()
         try:
-            added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), before)
+            added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), previous)
         except NoRoom as error:
             error.row = int(new_numbers[error.row])
             raise
         alone = ~np.isin(old_numbers, new_numbers)
-        every = np.concatenate([old_numbers[alone], new_numbers])
-        return pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(every)))
+        all_numbers = np.concatenate([old_numbers[alone], new_numbers])
+        return pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(all_numbers)))
 
     def _values(self, sessions: _Spans, counts: Numbers) -> pa.Table:
-        """The table's value columns: each key's sessions in one row."""
+        """Return the value columns of the table: the sessions of each key in one row."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         columns = self._columns(sessions)
         lists = []
         for fields in self._lists.values():
             structs = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
             lists.append(pa.ListArray.from_arrays(offsets, structs))
-        some = np.flatnonzero(counts)
+        nonempty = np.flatnonzero(counts)
         due = np.zeros(len(counts), np.int64)
-        if some.size:
-            due[some] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[some])
+        if nonempty.size:
+            due[nonempty] = np.minimum.reduceat(_whole_ms(sessions.end), (np.cumsum(counts) - counts)[nonempty])
         return pa.table([*lists, pa.array(due, mask=counts == 0)], schema=self.values)
 
     def _columns(self, sessions: _Spans) -> dict[str, pa.Array]:
-        each = {"start": sessions.start, "end": sessions.end}
-        times = {name: pa.array(at).cast(self._kind.field(name).type) for name, at in each.items()}
+        bounds = {"start": sessions.start, "end": sessions.end}
+        times = {name: pa.array(at).cast(self._kind.field(name).type) for name, at in bounds.items()}
         return times | {name: sessions.parts[name].combine_chunks() for name in sessions.parts.column_names}
 
 
 def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Which spans of time are one session: those of one key that overlap or touch, and those that these do.
+    """Group time spans into sessions: spans of one key that overlap or touch, directly or through others.
 
-    `ids` has the position of each span's key. Returns the order of the spans by key and start, where in it each session
-    begins, and the number of each span's session, by key and start.
+    `ids` has the position of each span's key. Returns the order of the spans by key and start, the positions in that
+    order where sessions begin, and the session number of each span, by key and start.
     """
     order = np.lexsort((start, ids))
     ids, start, end = ids[order], start[order], end[order]
-    # One running maximum is of all keys: ends are ranks, and those of a later key are larger.
+    # One running maximum serves all keys: ends are replaced by ranks, offset so that later keys have larger ones.
     ends, rank = np.unique(end, return_inverse=True)
     base = ids * len(ends)
     reached = ends[np.maximum.accumulate(base + rank) - base]
@@ -244,14 +247,14 @@ def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numb
     return order, np.flatnonzero(begins), number
 
 
-def _as_one(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
-    """What the aggregates keep of each number, from what they keep of its parts; `numbers` ascend.
+def _combine_parts(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
+    """Combine the parts of each number into one row; `numbers` ascend.
 
-    Neighbours are put together two by two, so that it takes as many rounds as the logarithm of the most parts of one.
-    Raises `NoRoom`, whose row is the number.
+    Combines neighbours in pairs, so that the number of rounds is the logarithm of the largest number of parts. Raises
+    `NoRoom`, whose `row` is the number.
     """
-    while (again := numbers[1:] == numbers[:-1]).any():
-        begins = np.flatnonzero(np.append(True, ~again))
+    while (repeats := numbers[1:] == numbers[:-1]).any():
+        begins = np.flatnonzero(np.append(True, ~repeats))
         place = np.arange(len(numbers)) - np.repeat(begins, np.diff(begins, append=len(numbers)))
         later = place % 2 == 1
         earlier = np.append(later[1:], False)
@@ -272,5 +275,5 @@ def _us(times: pa.Array) -> Numbers:
 
 
 def _whole_ms(times: Numbers) -> Numbers:
-    """The first millisecond that is not before each of these times, as the watermark passes it."""
+    """Return the first millisecond that is not before each of these times."""
     return -(times // -1000)

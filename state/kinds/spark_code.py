@@ -1,4 +1,4 @@
-"""What code for Spark's stateful operators gets from us: rows in Python, a handle, an instance for a batch."""
+"""Interfaces for user code written for Spark's stateful operators: rows in Python, a handle, an instance."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -23,63 +23,62 @@ class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
 
 
 class PythonRows(Protocol):
-    """How a user's code sees rows: as Spark's `Row`, or as frames of pandas. Crosses to workers by pickle."""
+    """Conversion of rows for user code: to Spark's `Row` or to pandas frames. Sent to workers by pickle."""
 
     def struct(self, kind: pa.StructType) -> SparkStruct:
-        """Spark's type of such structs."""
+        """Return Spark's type of these structs."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Each key, as a tuple."""
+        """Return each key as a tuple."""
 
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """The rows of a key by its position, None where it has none; `ids` says whose each is, and ascends."""
+        """Return a function from a key's position to its rows, or None; `ids` has each row's key, ascending."""
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """What a key is called with that has no such rows."""
+        """Return the rows to pass for a key without rows."""
 
-    def table(self, given: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """What the user's code gave. Raises `Refused` where that is something else."""
+    def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
+        """Convert the output of user code to a table. Raises `Refused` if it does not fit the schema."""
 
 
 class Instance(Protocol):
     """An instance of the user's class, for one batch."""
 
     def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
-        """What it gives for the rows of a key."""
+        """Handle the rows of a key and return its output."""
 
     def initial(self, key: Any, rows: Iterator[Any]) -> None:
-        """Give it what a key begins with."""
+        """Pass the initial state of a key."""
 
     def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
-        """What it gives for a timer that has passed."""
+        """Handle a timer that has passed and return its output."""
 
-    def close(self) -> None:
-        """Have it end."""
+    def close(self) -> None: ...
 
 
 Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
-"""Makes the instance for a batch, and has it ask for its variables. Crosses to workers by pickle."""
+"""Creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
 
 
 def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Rows with the position of their key (`_key`), sorted by it and by these columns; as they are without any."""
+    """Sort rows by the position of their key (`_key`) and by these columns; unchanged without columns."""
     if not order_by:
         return table
     return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))
 
 
 class Handle:
-    """What a class gets to ask for its variables and its timers, by the names of Spark's `StatefulProcessorHandle`."""
+    """Gives a class its variables and timers, with the method names of Spark's `StatefulProcessorHandle`."""
 
     def __init__(self, variables: Mapping[str, StateVariable], timers: Timers | None) -> None:
         self._variables, self._timers = variables, timers
 
     def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """The variable of this name."""
+        """Return the variable of this name."""
         return self._variable(stateName)
 
     def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """The variable of this name."""
+        """Return the variable of this name."""
         return self._variable(stateName)
 
     def getMapState(
@@ -89,29 +88,29 @@ class Handle:
         valueSchema: object,
         ttlDurationMs: int | None = None,
     ) -> StateVariable:
-        """The variable of this name."""
+        """Return the variable of this name."""
         return self._variable(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have the key at hand called at this time."""
+        """Register a timer of the current key."""
         self._timed.registerTimer(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Do not have it called then."""
+        """Delete a timer of the current key."""
         self._timed.deleteTimer(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """The times at which it will be called."""
+        """Return the timers of the current key."""
         return self._timed.listTimers()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Nothing: a variable that the class does not ask for leaves the table when the program is migrated."""
+        """Do nothing: a variable that the class no longer requests is removed by a migration."""
 
     def _variable(self, name: str) -> StateVariable:
         if name not in self._variables:
             raise Refused(
-                f"the class asks for state variable {name!r}, and did not when the app was started",
-                hint="init() asks for all of them, the same ones each time",
+                f"the class asks for state variable {name!r}, but did not when the app was started",
+                hint="init() must ask for the same state variables each time",
             )
         return self._variables[name]
 
@@ -119,7 +118,7 @@ class Handle:
     def _timed(self) -> Timers:
         if self._timers is None:
             raise Refused(
-                "the class has timers, and time_mode is 'None'",
-                hint='say time_mode="ProcessingTime" or "EventTime", as to Spark',
+                "the class has timers, but time_mode is 'None'",
+                hint='set time_mode="ProcessingTime" or "EventTime", as in Spark',
             )
         return self._timers

@@ -1,8 +1,8 @@
-"""State variables of a class of the user's: columns of the table, and what Python sees of them, key by key.
+"""State variables of a user's class: columns of the table, and their values in Python, key by key.
 
-Their methods are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of its handle, by their
-names. What all keys of a batch have is taken out of Arrow at once, when a method first asks, and put back at once;
-methods are about the key at hand (`KeysAtHand.at`). What has expired is left out before anybody sees it.
+The method names are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of its handle. The
+values of all keys of a batch are converted from Arrow at once, at the first call, and back at once; methods act on the
+current key (`KeysAtHand.at`). Expired values are dropped before user code sees them.
 """
 
 from bisect import insort
@@ -22,16 +22,16 @@ from .structs import Fields, StructOf, Structs
 Form: TypeAlias = Literal["value", "list", "map"]
 Times = npt.NDArray[np.int64]
 TIMERS = "timers"
-"""The column with a key's timers, milliseconds since 1970 UTC, ascending."""
+"""Column with a key's timers, milliseconds since 1970 UTC, ascending."""
 NEVER = (1 << 63) - 1
 
 
 class Variable(Struct, frozen=True, omit_defaults=True):
-    """A state variable, as a manifest keeps it."""
+    """A state variable, as manifests store it."""
 
     form: Form
     ttl_ms: int = 0
-    """How long what is in it lives from when it was last written; 0 for ever."""
+    """Time to live of its values since they were last written; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +41,46 @@ class StateColumn:
     name: str
     variable: Variable
     fields: pa.StructType
-    """Of a value, of an element of a list, or of a value of a map."""
+    """Fields of a value, of a list's element, or of a map's value."""
     key: pa.StructType | None = None
-    """Of a map's key."""
+    """Fields of a map's key."""
 
     @property
     def columns(self) -> list[pa.Field]:
-        """The variable, and beside it when what is in it expires, if that does: milliseconds since 1970 UTC."""
+        """The variable's column and, with a time to live, the column of expiry times in ms since 1970 UTC."""
         kind, times = self.fields, pa.int64()
         if self.variable.form != "value":
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
         return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
 
     def of(self, keys: "KeysAtHand", old: pa.Table, struct_of: StructOf) -> "StateVariable":
-        """What the keys of a batch have in it: `old` has the table's columns, one row for each."""
+        """Return the variable for the keys of a batch; `old` has the table's columns, one row for each key."""
         return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, struct_of)
 
 
 def expires(name: str) -> str:
-    """The column with the times at which what is in the variable `name` expires; where there are several, a list."""
+    """Return the column with the expiry times of the variable `name`; a list for lists and maps."""
     return f"_expires_{name}"
 
 
 @dataclass(slots=True)
 class KeysAtHand:
-    """The keys of a batch, one of which is at hand."""
+    """Keys of a batch, one of which is current."""
 
     num: int
     wall_ms: int
-    """The time by which what was written expires."""
+    """Time by which values expire."""
     at: int = 0
-    """The position of the key at hand."""
+    """Position of the current key."""
     changed: npt.NDArray[np.bool_] = field(init=False)
-    """bool[num], for which of them something is not as it was stored."""
+    """bool[num], True for keys whose values differ from the stored ones."""
 
     def __post_init__(self) -> None:
         self.changed = np.zeros(self.num, bool)
 
 
 class _PerKey:
-    """What each key of a batch has of something: as it is stored, and in Python when it is asked for."""
+    """A value for each key of a batch: as stored, and converted to Python at the first access."""
 
     def __init__(self, keys: KeysAtHand, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None
@@ -96,7 +96,7 @@ class _PerKey:
 
     @property
     def _row(self) -> Any:
-        """Of the key at hand; None for nothing."""
+        """Value of the current key; None without one."""
         return self._all[self._keys.at]
 
     def _put(self, row: Any) -> None:
@@ -108,36 +108,38 @@ class _PerKey:
 
 
 class Timers(_PerKey):
-    """The timers of each key."""
+    """Timers of the keys."""
 
     def __init__(self, keys: KeysAtHand, old: pa.Table) -> None:
         super().__init__(keys, old[TIMERS].combine_chunks())
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have one more, unless it is there."""
-        if (at_ms := int(expiryTimestampMs)) not in (mine := self._row or []):
-            insort(mine, at_ms)
-            self._put(mine)
+        """Register a timer, unless it exists."""
+        if (at_ms := int(expiryTimestampMs)) not in (timers := self._row or []):
+            insort(timers, at_ms)
+            self._put(timers)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Have one less, if it is there."""
-        if (at_ms := int(expiryTimestampMs)) in (mine := self._row or []):
-            mine.remove(at_ms)
-            self._put(mine or None)
+        """Delete a timer, if it exists."""
+        if (at_ms := int(expiryTimestampMs)) in (timers := self._row or []):
+            timers.remove(at_ms)
+            self._put(timers or None)
 
     def listTimers(self) -> Iterator[int]:
-        """Those of the key at hand, ascending."""
+        """Return the timers of the current key, ascending."""
         return iter(list(self._row or ()))
 
     def expired(self, until_ms: int) -> list[tuple[int, int]]:
-        """The timers of all keys that have passed by then, with the positions of their keys: in their order."""
+        """Return the timers of all keys that have passed, with the positions of their keys, in order."""
         if not self._written and not (least(self._stored) <= until_ms).any():
             return []
-        return sorted((at_ms, key) for key, mine in enumerate(self._all) for at_ms in mine or () if at_ms <= until_ms)
+        return sorted(
+            (at_ms, key) for key, timers in enumerate(self._all) for at_ms in timers or () if at_ms <= until_ms
+        )
 
     @property
     def array(self) -> pa.Array:
-        """The column."""
+        """Timers as a column."""
         return pa.array(self._rows, self._stored.type) if self._written else self._stored
 
     def _python(self, stored: pa.Array) -> list[Any]:
@@ -145,30 +147,30 @@ class Timers(_PerKey):
 
 
 class StateVariable(_PerKey):
-    """A state variable, for the keys of a batch. Where it has a time to live, entries end in when they expire."""
+    """A state variable, for the keys of a batch. With a time to live, entries end in their expiry time."""
 
     def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
-        stored, *times = (old[each.name].combine_chunks() for each in column.columns)
+        stored, *times = (old[field.name].combine_chunks() for field in column.columns)
         super().__init__(keys, stored)
         self._fields, self._times = Structs(column.name, column.fields, struct_of), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
-        if self._times is not None and (over := least(self._times) <= keys.wall_ms).any():
-            for at in np.flatnonzero(over).tolist():
-                self._all[at] = self._alive(self._all[at])
-            self._written, keys.changed = True, keys.changed | over
+        if self._times is not None and (expired := least(self._times) <= keys.wall_ms).any():
+            for key in np.flatnonzero(expired).tolist():
+                self._all[key] = self._alive(self._all[key])
+            self._written, keys.changed = True, keys.changed | expired
 
     def exists(self) -> bool:
-        """Whether something is in it."""
+        """Return True if the current key has a value."""
         return self._row is not None
 
     def clear(self) -> None:
-        """Have nothing in it."""
+        """Remove the value of the current key."""
         if self._row is not None:
             self._put(None)
 
     @property
     def arrays(self) -> list[pa.Array]:
-        """Its columns, as `StateColumn.columns`."""
+        """Columns, as listed in `StateColumn.columns`."""
         if self._written:
             return self._arrays(self._all)
         return [self._stored, *([self._times] if self._times is not None else [])]
@@ -180,11 +182,11 @@ class StateVariable(_PerKey):
         return self._fields.given(entry[:-1] if self._until else entry)
 
     def _is_alive(self, entry: Fields) -> bool:
-        # Of what was written before it had a time to live, it is not known when it expires.
+        # Entries written before the variable had a time to live have no expiry time.
         return entry[-1] is None or entry[-1] > self._keys.wall_ms
 
     def _alive(self, row: Any) -> Any:
-        """What of a key's has not expired; None for nothing."""
+        """Return the unexpired part of a key's value; None if all has expired."""
         raise NotImplementedError
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
@@ -192,14 +194,14 @@ class StateVariable(_PerKey):
 
 
 class ValueState(StateVariable):
-    """One value of each key."""
+    """One value for each key."""
 
     def get(self) -> Fields | None:
-        """The value; None where there is none."""
+        """Return the value of the current key; None without one."""
         return self._given(self._row) if self._row is not None else None
 
     def update(self, newValue: Sequence[Any]) -> None:
-        """Have this value."""
+        """Set the value of the current key."""
         self._put(self._taken(newValue))
 
     def _alive(self, row: Any) -> Any:
@@ -213,25 +215,25 @@ class ValueState(StateVariable):
 
 
 class ListState(StateVariable):
-    """Several values of each key, in an order."""
+    """A list of values for each key."""
 
     def get(self) -> Iterator[Fields]:
-        """The values."""
-        return iter([self._given(each) for each in self._row or ()])
+        """Return the values of the current key."""
+        return iter([self._given(entry) for entry in self._row or ()])
 
     def put(self, newState: Iterable[Sequence[Any]]) -> None:
-        """Have these values, and no others."""
+        """Replace the values of the current key."""
         self._put(list(map(self._taken, newState)) or None)
 
     def appendValue(self, newState: Sequence[Any]) -> None:
-        """Have this value, too."""
+        """Append a value to the list of the current key."""
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[Sequence[Any]]) -> None:
-        """Have these values, too."""
-        mine = self._row or []
-        mine += list(map(self._taken, newState))
-        self._put(mine or None)
+        """Append values to the list of the current key."""
+        entries = self._row or []
+        entries += list(map(self._taken, newState))
+        self._put(entries or None)
 
     def _alive(self, row: Any) -> Any:
         return list(filter(self._is_alive, row or ())) or None
@@ -241,12 +243,12 @@ class ListState(StateVariable):
         return _per_key(stored, self._fields.python(stored.values, times))
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        made = self._fields.arrays([each for row in rows for each in row or ()], timed=self._times is not None)
-        return [pa.ListArray.from_arrays(_offsets(rows), each, mask=_nulls(rows)) for each in made]
+        arrays = self._fields.arrays([entry for row in rows for entry in row or ()], timed=self._times is not None)
+        return [pa.ListArray.from_arrays(_offsets(rows), array, mask=_nulls(rows)) for array in arrays]
 
 
 class MapState(StateVariable):
-    """Values of each key by keys of the user's, which come in their order."""
+    """A map for each key. Iterates in the order of the map's keys."""
 
     def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         assert column.key is not None  # noqa: S101  a map has one
@@ -254,36 +256,36 @@ class MapState(StateVariable):
         super().__init__(column, keys, old, struct_of)
 
     def getValue(self, key: Sequence[Any]) -> Any:
-        """The value of a key, here as a row that knows its fields; None where there is none."""
+        """Return the value for a map key, as a row with named fields; None without one."""
         entry = (self._row or {}).get(self._user_keys.taken(key))
         return self._fields.named(self._given(entry)) if entry is not None else None
 
     def containsKey(self, key: Sequence[Any]) -> bool:
-        """Whether a key has a value."""
+        """Return True if the map has this key."""
         return self._user_keys.taken(key) in (self._row or {})
 
     def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
-        """Have this value of a key."""
-        mine = self._row or {}
-        mine[self._user_keys.taken(key)] = self._taken(value)
-        self._put(mine)
+        """Set the value of a map key."""
+        entries = self._row or {}
+        entries[self._user_keys.taken(key)] = self._taken(value)
+        self._put(entries)
 
     def removeKey(self, key: Sequence[Any]) -> None:
-        """Have no value of a key."""
-        mine = self._row or {}
-        if mine.pop(self._user_keys.taken(key), None) is not None:
-            self._put(mine or None)
+        """Remove a map key."""
+        entries = self._row or {}
+        if entries.pop(self._user_keys.taken(key), None) is not None:
+            self._put(entries or None)
 
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
-        """Keys and their values."""
+        """Return the map's keys and values."""
         return iter([(key, self._given(self._row[key])) for key in self.keys()])
 
     def keys(self) -> Iterator[Fields]:
-        """The keys."""
+        """Return the map's keys."""
         return iter(_ordered(self._row or ()))
 
     def values(self) -> Iterator[Fields]:
-        """The values, in the order of their keys."""
+        """Return the map's values, in the order of their keys."""
         return iter([value for _, value in self.iterator()])
 
     def _alive(self, row: Any) -> Any:
@@ -292,27 +294,27 @@ class MapState(StateVariable):
     def _python(self, stored: pa.Array) -> list[Any]:
         times = _beside(self._times, stored) if self._times is not None else None
         keys, entries = self._user_keys.python(stored.keys), self._fields.python(stored.items, times)
-        return [each and dict(each) for each in _per_key(stored, list(zip(keys, entries, strict=True)))]
+        return [pairs and dict(pairs) for pairs in _per_key(stored, list(zip(keys, entries, strict=True)))]
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
         ordered = [(row, _ordered(row or ())) for row in rows]
-        (keys,) = self._user_keys.arrays([key for _, mine in ordered for key in mine])
+        (keys,) = self._user_keys.arrays([key for _, map_keys in ordered for key in map_keys])
         values, *times = self._fields.arrays(
-            [row[key] for row, mine in ordered for key in mine], timed=self._times is not None
+            [row[key] for row, map_keys in ordered for key in map_keys], timed=self._times is not None
         )
         offsets, nulls = _offsets(rows), _nulls(rows)
         return [
             pa.MapArray.from_arrays(offsets, keys, values, mask=nulls),
-            *(pa.ListArray.from_arrays(offsets, each, mask=nulls) for each in times),
+            *(pa.ListArray.from_arrays(offsets, expiry_times, mask=nulls) for expiry_times in times),
         ]
 
 
 def _ordered(keys: Iterable[Fields]) -> list[Fields]:
-    """Keys of a map in an order that does not depend on that in which they came: nulls are before all."""
+    """Sort the keys of a map independently of their insertion order; nulls come first."""
     try:
         return sorted(keys)
     except TypeError:
-        return sorted(keys, key=lambda key: [(each is not None, each) for each in key])
+        return sorted(keys, key=lambda key: [(field is not None, field) for field in key])
 
 
 def _offsets(rows: Sequence[Any]) -> pa.Array:
@@ -324,25 +326,25 @@ def _nulls(rows: Sequence[Any]) -> pa.Array:
 
 
 def _per_key(lists: pa.Array, entries: list[Any]) -> list[Any]:
-    """For each of these lists, or maps, its part of all `entries`; None for an empty one."""
+    """Split `entries` into those of each list or map; None for an empty one."""
     ends = lists.offsets.to_pylist()
     parts = [entries[begin:end] or None for begin, end in pairwise(ends)]
-    for at in np.flatnonzero(np.asarray(lists.is_null())).tolist() if lists.null_count else ():
-        parts[at] = None
+    for index in np.flatnonzero(np.asarray(lists.is_null())).tolist() if lists.null_count else ():
+        parts[index] = None
     return parts
 
 
 def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
-    """The times of all entries of these lists; null in those that have none."""
+    """Return the times of all entries of these lists; null for entries without one."""
     if times.offsets.equals(lists.offsets):
         return times.values
     sizes = np.diff(lists.offsets.to_numpy())
-    known = [each or [None] * int(size) for each, size in zip(times.to_pylist(), sizes, strict=True)]
-    return pa.array([at for mine in known for at in mine], pa.int64())
+    padded = [expiry_times or [None] * int(size) for expiry_times, size in zip(times.to_pylist(), sizes, strict=True)]
+    return pa.array([at for padded_times in padded for at in padded_times], pa.int64())
 
 
 def least(times: pa.Array) -> Times:
-    """int64[n], the least of each list of times, or each time; `NEVER` where there is none."""
+    """Return int64[n]: the least of each list of times, or each time; `NEVER` for an empty list or a null."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())
     flat, keys = pc.fill_null(times.flatten(), NEVER).to_numpy(), pc.list_parent_indices(times).to_numpy()

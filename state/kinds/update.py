@@ -1,4 +1,4 @@
-"""State as a vectorised function of the user's own: whole Arrow tables in, whole Arrow tables out."""
+"""State as a vectorised user function: whole Arrow tables in, whole Arrow tables out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from .due import BoundDue
 from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_names_once, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
-"""Of the user's; see `slackwater.update`."""
+"""The user's function; see `slackwater.update`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What is not stored of an update: a new function over the same columns is a release, not a break."""
+    """The parts of an update that are not stored: a new function over the same columns is compatible."""
 
     function: Function
     state: Callable[[], pa.Schema]
-    """The table's value columns. Asked for when it is bound: who says them as text needs Spark to read it."""
+    """Returns the value columns of the table. Called when bound, because DDL text needs Spark to parse it."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
-    """The columns of emitted rows, likewise."""
+    """Returns the columns of emitted rows; one function for each output."""
     order_by: tuple[str, ...] = ()
 
 
@@ -34,11 +34,11 @@ class Update(OfCode, frozen=True, tag="update"):
     """A declared update."""
 
     due: str = ""
-    """The value column at whose time rows fall due; empty where they never do."""
+    """Value column with the due time of rows; empty if they never fall due."""
     due_by: DueBy = "watermark"
     not_final: ClassVar[tuple[str, str]] = (
-        "update(...), whose function says itself what it emits",
-        'keep the end of the window in a column of the state, and say update(..., due="that column")',
+        "update(...), whose function decides what to emit",
+        'keep the end of the window in a column of the state, and set update(..., due="that column")',
     )
 
     def __str__(self) -> str:
@@ -59,14 +59,14 @@ class Update(OfCode, frozen=True, tag="update"):
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Rows may fall due by another column from then on."""
+        """Return True for any update: only the column by which rows fall due may differ."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
         return "rows fall due by it" if column == self.due else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns. Raises as well `NotFound` and `Usage` where `due` is no column, or no time."""
+        """Fix the columns. Raises `NotFound` if `due` is no column, `Usage` if it is no time; see `Kind.bind`."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -102,9 +102,9 @@ class _BoundUpdate(Bound):
         if self.order_by:
             order = [(name, "ascending") for name in ("_key", *self.order_by)]
             tables = tuple(table.take(pc.sort_indices(table, order)) for table in tables)
-        before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
-        returned = self.function(*tables, before)
-        after, *emitted = returned if isinstance(returned, tuple) else (returned,)
+        old_state = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
+        returned = self.function(*tables, old_state)
+        new_state, *emitted = returned if isinstance(returned, tuple) else (returned,)
         declared = [schema for schema in self.emits if len(schema)]
         if declared and not emitted:
             raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
@@ -113,44 +113,44 @@ class _BoundUpdate(Bound):
                 f"the update function returned {1 + len(emitted)} tables; expected {1 + len(declared)}: "
                 f"the state, and rows for each of the {len(declared)} that emits= declares"
             )
-        for table in (after, *emitted):
+        for table in (new_state, *emitted):
             if not isinstance(table, pa.Table):
                 raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
-        if after.num_rows != groups.num:
+        if new_state.num_rows != groups.num:
             raise Refused(
-                f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
+                f"the update function returned {new_state.num_rows} state rows; expected {groups.num}, "
                 "one for each row of `state`, in its order"
             )
         deleted = None
-        if "_deleted" in after.column_names:
-            _check_once("state", after, "_deleted")
-            deleted = np.asarray(pc.fill_null(after["_deleted"], False).to_numpy())
+        if "_deleted" in new_state.column_names:
+            _check_once("state", new_state, "_deleted")
+            deleted = np.asarray(pc.fill_null(new_state["_deleted"], False).to_numpy())
         return Merged(
-            _conform("state", after, self.values),
+            _conform("state", new_state, self.values),
             deleted,
-            emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
+            emitted=tuple(_conform("emitted", *pair) for pair in zip(emitted, self.emits, strict=False)),
         )
 
 
-def _check_once(what: str, table: pa.Table, name: str) -> None:
+def _check_once(role: str, table: pa.Table, name: str) -> None:
     if (count := table.column_names.count(name)) > 1:
         raise Refused(
-            f"the update function's {what} rows have column {name!r} {count} times",
-            hint="drop all but one before they are returned, or give the others another name",
+            f"the update function's {role} rows have column {name!r} {count} times",
+            hint="return only one of them, or give the others another name",
         )
 
 
-def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The declared columns, cast without loss. Raises `Refused` naming the column."""
+def _conform(role: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the declared columns, cast without loss. Raises `Refused` that names the column."""
     columns = []
     for field in schema:
         if field.name not in table.column_names:
-            raise Refused(f"the update function's {what} rows lack column {field.name!r} ({field.type})")
-        _check_once(what, table, field.name)
+            raise Refused(f"the update function's {role} rows lack column {field.name!r} ({field.type})")
+        _check_once(role, table, field.name)
         try:
             columns.append(table[field.name].cast(field.type))
         except pa.ArrowInvalid as error:
             raise Refused(
-                f"the update function's {what} column {field.name!r} does not fit {field.type}: {error}"
+                f"the update function's {role} column {field.name!r} does not fit {field.type}: {error}"
             ) from error
     return pa.table(columns, schema=schema)

@@ -18,13 +18,13 @@ from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest `by`.
 
-    A row that comes late (its `by` is smaller than the stored one) or has no `by` changes nothing. A stage with
-    outputs emits the rows that a batch changed, deleted keys excepted.
+    A row is ignored if its `by` is smaller than the stored one, or null. A stage with outputs emits the rows that a
+    batch changed, without deleted keys.
 
     Args:
         by: Column that orders a key's rows: a time, an offset, a sequence number.
-        delete_when: Boolean column; true in the latest row deletes the key. It is not stored, and a deleted key
-            forgets its `by`.
+        delete_when: Boolean column; true in the latest row deletes the key. It is not stored, and the `by` of a deleted
+            key is forgotten.
     """
     return Upsert(by, delete_when)
 
@@ -68,8 +68,7 @@ class _BoundUpsert(Bound):
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        # Each key's row with the largest `by`. Equal rows arrive in no fixed order; the other columns decide, so that a
-        # replay gives the same.
+        # Rows with equal `by` arrive in no fixed order; the other columns break ties: replays are deterministic.
         sortable = [name for name in self.needs if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:

@@ -1,6 +1,6 @@
-"""The input archive: records that an app's batches read of users' topics, kept as Parquet for when Kafka has lost them.
+"""The input archive: records that an app read from users' topics, kept as Parquet for when Kafka has deleted them.
 
-Each topic has an index, of which the newest number is all that its archive holds, and objects that the index names.
-Here: both formats, the one commit loop, reading ranges of offsets, merging small objects into large ones. Not here:
-Kafka, what was read by which version, when any of it is done (`pipeline`, `operations`).
+Each topic has numbered index objects, of which the newest lists the archive's whole content, and the Parquet objects
+that it names. Here: both formats, the commit loop, reading ranges of offsets, merging small objects. Not here: Kafka,
+which version read which records, and the schedule of archiving (`pipeline`, `operations`).
 """

@@ -1,4 +1,4 @@
-"""The columns of archived records: those of Structured Streaming's Kafka source, and the headers."""
+"""Schema of archived records: the columns of Structured Streaming's Kafka source, with headers."""
 
 import pyarrow as pa
 

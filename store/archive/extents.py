@@ -1,7 +1,7 @@
-"""Ranges of offsets by Kafka partition, and sets of them: what an archive covers, lacks, and what its objects have.
+"""Ranges of offsets by Kafka partition, and sets of them, for what an archive covers and lacks.
 
-A set is a tuple of extents in order, of which no two of a partition touch. Gaps in Kafka's own offsets do not matter:
-an extent is what was read, whatever records lay there.
+A set is a sorted tuple of extents, no two of which touch within a partition. Gaps in Kafka's own offsets do not matter:
+an extent is a range that was read, whatever records it had.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from ..versions.checks import Wrong
 
 
 class Extent(Struct, frozen=True, order=True, array_like=True):
-    """Offsets `first` to before `end` of one Kafka partition."""
+    """Offsets from `first` up to, but not including, `end` of one Kafka partition."""
 
     partition: limits.KafkaPartition
     first: limits.Offset
@@ -27,66 +27,64 @@ Extents = tuple[Extent, ...]
 
 
 def union(*sets: Iterable[Extent]) -> Extents:
-    """The offsets that are in any of these; they need not be in order, and may overlap."""
-    found: list[Extent] = []
-    for each in sorted(one for some in sets for one in some if one.first < one.end):
-        last = found[-1] if found else None
-        if last is not None and last.partition == each.partition and each.first <= last.end:
-            found[-1] = Extent(each.partition, last.first, max(last.end, each.end))
+    """Return the offsets that are in any of these sets; their extents may overlap, in any order."""
+    merged: list[Extent] = []
+    for extent in sorted(extent for some in sets for extent in some if extent.first < extent.end):
+        last = merged[-1] if merged else None
+        if last is not None and last.partition == extent.partition and extent.first <= last.end:
+            merged[-1] = Extent(extent.partition, last.first, max(last.end, extent.end))
         else:
-            found.append(each)
-    return tuple(found)
+            merged.append(extent)
+    return tuple(merged)
 
 
-def minus(extents: Iterable[Extent], taken: Iterable[Extent]) -> Extents:
-    """The offsets of one set that are not in the other."""
+def minus(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
+    """Return the offsets of `extents` that are not in `removed`."""
     holes: dict[int, list[Extent]] = {}
-    for hole in union(taken):
+    for hole in union(removed):
         holes.setdefault(hole.partition, []).append(hole)
-    found = []
-    for each in union(extents):
-        at = each.first
-        for hole in holes.get(each.partition, ()):
+    remaining = []
+    for extent in union(extents):
+        at = extent.first
+        for hole in holes.get(extent.partition, ()):
             if hole.end <= at:
                 continue
-            if hole.first >= each.end:
+            if hole.first >= extent.end:
                 break
             if hole.first > at:
-                found.append(Extent(each.partition, at, hole.first))
+                remaining.append(Extent(extent.partition, at, hole.first))
             at = hole.end
-        if at < each.end:
-            found.append(Extent(each.partition, at, each.end))
-    return tuple(found)
+        if at < extent.end:
+            remaining.append(Extent(extent.partition, at, extent.end))
+    return tuple(remaining)
 
 
-def common(one: Iterable[Extent], other: Iterable[Extent]) -> Extents:
-    """The offsets that are in both sets."""
-    extents = tuple(one)
-    return minus(extents, minus(extents, other))
+def common(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
+    extents = tuple(first)
+    return minus(extents, minus(extents, second))
 
 
 def gaps(extents: Iterable[Extent]) -> Extents:
-    """What lies between the extents of each partition."""
-    found: list[Extent] = []
-    last: Extent | None = None
-    for each in union(extents):
-        if last is not None and last.partition == each.partition:
-            found.append(Extent(each.partition, last.end, each.first))
-        last = each
-    return tuple(found)
+    """Return the offsets between the extents of each partition."""
+    between: list[Extent] = []
+    previous: Extent | None = None
+    for extent in union(extents):
+        if previous is not None and previous.partition == extent.partition:
+            between.append(Extent(extent.partition, previous.end, extent.first))
+        previous = extent
+    return tuple(between)
 
 
 def count(extents: Iterable[Extent]) -> int:
-    """How many offsets they are."""
-    return sum(each.end - each.first for each in extents)
+    return sum(extent.end - extent.first for extent in extents)
 
 
-def wrong(at: str, extents: Extents) -> Iterator[Wrong]:
-    """What is wrong with a set: the first extent that is empty, or not behind the one before it."""
-    before: Extent | None = None
-    for number, each in enumerate(extents):
-        if each.first >= each.end:
-            yield Wrong(f"{at}[{number}]", str(each), "an offset more than the first, at least")
-        elif before is not None and (before.partition, before.end) >= (each.partition, each.first):
-            yield Wrong(f"{at}[{number}]", str(each), f"offsets behind those before it, {before}")
-        before = each
+def wrong(path: str, extents: Extents) -> Iterator[Wrong]:
+    """Yield an error for each extent that is empty, or that does not sort after the extent before it."""
+    previous: Extent | None = None
+    for number, extent in enumerate(extents):
+        if extent.first >= extent.end:
+            yield Wrong(f"{path}[{number}]", str(extent), "an end above the first offset")
+        elif previous is not None and (previous.partition, previous.end) >= (extent.partition, extent.first):
+            yield Wrong(f"{path}[{number}]", str(extent), f"offsets after the previous extent, {previous}")
+        previous = extent

@@ -1,12 +1,11 @@
-"""What the archive of a topic holds: index objects, of which each is the whole of it and the one above replaces it.
+"""Indexes of a topic's archive: numbered objects, each with the archive's whole content, that replace the one before.
 
-Index N is made where there is none, like a version of a stage; appending, merging, thinning and forgetting are each a
-pure function from the newest index to the next, and who loses the race for a number reads on and makes it again
-(`change`). An object that no index names yet, or any more, is nobody's: garbage collection sweeps it. An index names
-only what was put before.
+Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
+functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
+head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
 
-A topic that was deleted and made again under its name counts its offsets from 0 once more. Kafka gives it another id,
-and its archive is another one, of the next `life`: records of the two never mix.
+A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives it another id, and
+its archive is a separate one, with the next `life`: records of the two never mix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +25,13 @@ from . import extents
 from .extents import Extents
 
 _ATTEMPTS = 100
-"""Lost races, to those that commit at the same moment, before a change gives up."""
+"""Lost races before a change gives up."""
 _QUICK_S = 30.0
-"""Nobody can have taken the number and swept it again so soon: what is swept was replaced an hour ago."""
+"""Time within which a number cannot have been taken and collected: collection waits for an hour."""
 
 
 class ArchiveObject(Struct, frozen=True):
-    """One immutable Parquet object: records of a topic, sorted by partition and offset (`objects`)."""
+    """One immutable Parquet object with records of a topic, sorted by partition and offset (`objects`)."""
 
     object: limits.Key
     """Key under the store root."""
@@ -41,96 +40,93 @@ class ArchiveObject(Struct, frozen=True):
     checksum: limits.Checksum
     """xxh3_128 of the object's bytes, hexadecimal."""
     footer_bytes: limits.Bytes
-    """How many bytes at the object's end are its Parquet footer."""
+    """Size of the Parquet footer at the object's end."""
     footer_checksum: limits.Checksum
     """xxh3_128 of the footer's bytes, hexadecimal."""
     extents: Extents
-    """What was read to make it: all records of these offsets are here, but those that were forgotten."""
+    """Offsets that were read to make the object: it has all their records except forgotten ones."""
     time_min_ms: limits.SpanMs
-    """The range of the records' times, milliseconds since 1970 UTC."""
+    """Least record time, milliseconds since 1970 UTC."""
     time_max_ms: limits.SpanMs
     read_ms: limits.TimeMs
-    """When the newest version that read of these was committed: by this time retention lets it go."""
+    """Commit time of the newest version that read any of the records; retention goes by this time."""
 
 
 class ArchiveIndex(Struct, frozen=True):
-    """All that one archive holds."""
+    """Whole content of one archive."""
 
     app: limits.Name
     topic: limits.Topic
-    """In Kafka."""
     life: limits.Version
-    """Which topic of that name, from 1."""
+    """Incarnation of the topic's name, from 1: higher by one for each re-creation of the topic."""
     number: limits.Version
-    """From 1."""
     id: limits.Ulid
-    """Tells a lost answer from a lost race."""
+    """Unique id, which distinguishes a lost answer from a lost race."""
     follows: limits.Line
-    """`id` of the index before this one; empty for the first."""
+    """`id` of the previous index; empty for the first."""
     time_ms: limits.TimeMs
     by: limits.Line
-    """host:pid or user@host of whoever made it, for people."""
+    """Writer of the index, host:pid or user@host, for people."""
     begun_ms: limits.TimeMs = 0
-    """When its first index was made."""
+    """Time of the archive's first index."""
     topic_id: limits.Line = ""
-    """Kafka's id of the topic; empty where the brokers do not say."""
+    """Kafka's id of the topic; empty if the brokers do not report ids."""
     begins: limits.Offsets = ()
-    """Where the app stood when the archive was begun, by partition: what it read from there on is to be here. Of
-    partitions that came since, 0."""
+    """The app's offsets by partition when the archive began; records from there on are archived. 0 for partitions that
+    were added since."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
-    """In the order in which they were appended."""
+    """Objects in the order in which they were appended."""
     covered: Extents = ()
-    """All that can be read here; also where Kafka had no record, as of transactions' marks."""
+    """Offsets that can be read from the archive, including those without records, such as transaction markers."""
     thinned: Extents = ()
-    """What was here, and retention let go."""
+    """Offsets whose records retention deleted."""
     forgotten: Extents = ()
-    """What objects had out of which keys were taken: here may be fewer records, or rows in messages, than were read."""
+    """Offsets of objects from which keys were forgotten: records, or rows in messages, may be missing."""
 
     @property
     def folder(self) -> str:
-        """What the archive's folder is called."""
         return keys.archive_folder(self.topic, self.life)
 
     @property
     def prefix(self) -> str:
-        """Of the keys of all that belongs to the archive."""
         return keys.archive(self.app, self.folder)
 
     @property
     def bytes(self) -> int:
-        """Of its objects."""
-        return sum(each.bytes for each in self.objects)
+        return sum(item.bytes for item in self.objects)
 
     @property
     def rows(self) -> int:
-        """Records in its objects."""
-        return sum(each.rows for each in self.objects)
+        return sum(item.rows for item in self.objects)
 
     @property
     def gaps(self) -> Extents:
-        """What it lacks between what it has, and never had."""
+        """Offsets between archived ones that the archive never had."""
         return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
     def owes(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
-        """What it lacks of what was read since it was begun: from some offsets to before others, by partition, each."""
-        each = (zip_longest(starts, ends, self.begins, fillvalue=0) for starts, ends in read)
-        wanted = (
+        """Return the offsets that were read since the archive began and that it never had.
+
+        `read` has ranges that were read: for each, the start and end offsets by partition.
+        """
+        ranges = (zip_longest(starts, ends, self.begins, fillvalue=0) for starts, ends in read)
+        required = (
             extents.Extent(partition, max(first, begin), end)
-            for parts in each
+            for parts in ranges
             for partition, (first, end, begin) in enumerate(parts)
             if max(first, begin) < end
         )
-        return extents.minus(wanted, (*self.covered, *self.thinned))
+        return extents.minus(required, (*self.covered, *self.thinned))
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Of a range of offsets, what cannot be read here."""
+        """Return the offsets of a range that cannot be read from the archive."""
         return extents.minus((extents.Extent(partition, first, end),), self.covered)
 
 
-INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda each: each.number, app=lambda each: each.prefix)
-"""Of an archive, by its prefix."""
+INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda index: index.number, app=lambda index: index.prefix)
+"""Indexes of an archive, by number; the archive is given by its prefix."""
 Update = Callable[[ArchiveIndex], ArchiveIndex | None]
-"""Makes of the newest index the content of the next; None where nothing is to be changed. Pure."""
+"""Pure function from the newest index to the content of the next; None to change nothing."""
 
 
 @checks.relations.register
@@ -139,27 +135,27 @@ def _(value: ArchiveIndex) -> Iterator[Wrong]:
     yield from extents.wrong("thinned", value.thinned)
     yield from extents.wrong("forgotten", value.forgotten)
     pattern, seen = keys.archived_pattern(value.app, value.folder), set[str]()
-    for number, each in enumerate(value.objects):
+    for number, item in enumerate(value.objects):
         at = f"objects[{number}]"
         for right, field, expected in (
-            (pattern.fullmatch(each.object), "object", f"a key like {_object(value, 'ULID')}"),
-            (each.object not in seen, "object", "an object that is not named before"),
-            (each.rows <= each.bytes, "rows", f"at most its bytes, {each.bytes}"),
-            (each.footer_bytes <= each.bytes, "footer_bytes", f"at most its bytes, {each.bytes}"),
-            (each.time_min_ms <= each.time_max_ms, "time_max_ms", f"not below time_min_ms, {each.time_min_ms}"),
+            (pattern.fullmatch(item.object), "object", f"a key like {_object(value, 'ULID')}"),
+            (item.object not in seen, "object", "an object that is named once"),
+            (item.rows <= item.bytes, "rows", f"at most its bytes, {item.bytes}"),
+            (item.footer_bytes <= item.bytes, "footer_bytes", f"at most its bytes, {item.bytes}"),
+            (item.time_min_ms <= item.time_max_ms, "time_max_ms", f"not below time_min_ms, {item.time_min_ms}"),
         ):
             if not right:
-                yield Wrong(f"{at}.{field}", getattr(each, field), expected)
-        seen.add(each.object)
-        yield from checks.checksum_is_wrong(f"{at}.checksum", each.checksum)
-        yield from checks.checksum_is_wrong(f"{at}.footer_checksum", each.footer_checksum)
-        yield from extents.wrong(f"{at}.extents", each.extents)
-    owned = sorted((one, number) for number, each in enumerate(value.objects) for one in each.extents)
-    for (before, _), (after, number) in pairwise(owned):
-        if before.partition == after.partition and after.first < before.end:
+                yield Wrong(f"{at}.{field}", getattr(item, field), expected)
+        seen.add(item.object)
+        yield from checks.checksum_is_wrong(f"{at}.checksum", item.checksum)
+        yield from checks.checksum_is_wrong(f"{at}.footer_checksum", item.footer_checksum)
+        yield from extents.wrong(f"{at}.extents", item.extents)
+    owned = sorted((extent, number) for number, item in enumerate(value.objects) for extent in item.extents)
+    for (lower, _), (after, number) in pairwise(owned):
+        if lower.partition == after.partition and after.first < lower.end:
             yield Wrong(f"objects[{number}].extents", str(after), "offsets that no other object has")
-    if outside := extents.minus((one for one, _ in owned), value.covered):
-        yield Wrong("covered", tuple(map(str, value.covered)), f"what its objects have, {outside[0]}, too")
+    if outside := extents.minus((extent for extent, _ in owned), value.covered):
+        yield Wrong("covered", tuple(map(str, value.covered)), f"all offsets of its objects, also {outside[0]}")
 
 
 def _object(index: ArchiveIndex, ulid: str) -> str:
@@ -167,28 +163,32 @@ def _object(index: ArchiveIndex, ulid: str) -> str:
 
 
 def new_object(index: ArchiveIndex) -> str:
-    """A key for another object of an archive."""
+    """Return a new key for an object of the archive."""
     return _object(index, str(ULID()))
 
 
-def empty(app: str, topic: str, life: int = 1, topic_id: str = "") -> ArchiveIndex:
-    """An archive that does not exist yet."""
-    return ArchiveIndex(app, topic, life, 0, str(ULID()), "", 0, "", topic_id=topic_id)
+def empty(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
+    """Return an archive without an index, before its first change."""
+    return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
 def newest(
-    store: ObjectStore, app: str, topic: str, life: int = 1, *, known: ArchiveIndex | None = None
+    store: ObjectStore, app: str, topic: str, incarnation: int = 1, *, previous: ArchiveIndex | None = None
 ) -> ArchiveIndex | None:
-    """What an archive holds; None where there is none. A listing, and a read. Raises `Corruption`, `Unavailable`.
+    """Return the newest index of an archive; None if there is none. Costs a listing and a read.
 
-    What was `known` earlier makes the listing short, where the archive was changed often.
+    `previous`, an index read earlier, shortens the listing of an archive with many changes. Raises `Corruption` and
+    `Unavailable`.
     """
-    prefix, after = keys.archive(app, keys.archive_folder(topic, life)), max(known.number - 1, 0) if known else 0
+    prefix, start_after = (
+        keys.archive(app, keys.archive_folder(topic, incarnation)),
+        max(previous.number - 1, 0) if previous else 0,
+    )
     try:
-        return INDEXES.newest(store, prefix, after=after)
+        return INDEXES.newest(store, prefix, after=start_after)
     except Corruption as error:
         raise Corruption(
-            f"nobody can tell what the input archive of {topic} of {app} holds, as its index is damaged: "
+            f"the content of the input archive of {topic} of {app} is unknown, because its index is damaged: "
             f"{error.message}",
             object_key=error.object_key,
             hint=f"{error.hint}; without that, delete all under {prefix}, which gives up what was archived: slackwater "
@@ -197,26 +197,26 @@ def newest(
 
 
 def topics(store: ObjectStore, app: str) -> dict[str, int]:
-    """The topics of which there are archives, each with its newest life. One listing of folders."""
-    found: dict[str, int] = {}
+    """Return the topics that have archives, each with its newest `life`. Costs one listing of folders."""
+    incarnations: dict[str, int] = {}
     for folder in store.list_folders(keys.archives(app)):
-        topic, _, life = folder.partition("@")
-        if life.isascii() and (life.isdigit() or not life):
-            found[topic] = max(found.get(topic, 1), int(life or 1))
-    return found
+        topic, _, suffix = folder.partition("@")
+        if suffix.isascii() and (suffix.isdigit() or not suffix):
+            incarnations[topic] = max(incarnations.get(topic, 1), int(suffix or 1))
+    return incarnations
 
 
 def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
-    """The archives of an app, all lives of each topic. Requests: a listing, and for each as of `newest`.
+    """Yield the archives of an app, with all lives of each topic. Costs a listing, and `newest` for each.
 
-    Those whose index is damaged are left out, and the error is put into `damaged` by the index's key. Without that,
-    raises as `newest`.
+    Archives with a damaged index are left out, and the error is added to `damaged` by the index's key; if that is None,
+    the error is raised.
     """
-    for topic, lives in topics(store, app).items():
-        for life in range(1, lives + 1):
+    for topic, count in topics(store, app).items():
+        for incarnation in range(1, count + 1):
             try:
-                if (found := newest(store, app, topic, life)) is not None:
-                    yield found
+                if (archive := newest(store, app, topic, incarnation)) is not None:
+                    yield archive
             except Corruption as error:
                 if damaged is None:
                     raise
@@ -224,24 +224,26 @@ def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None =
 
 
 def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
-    """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest.
+    """Create the next index from the newest, by put-if-absent; repeat with the new head after a lost race.
 
-    `archive` is one that was the newest, or an `empty` one. Returns the one that was made, or the newest where `update`
+    `archive` is an index that was the newest, or an `empty` one. Returns the new index, or the newest one if `update`
     changes nothing.
 
-    Raises `CommitConflict` where others kept winning the race, `Corruption`, `Unavailable`, and `Unstorable`.
+    Raises `CommitConflict` if others win the race too often, `Corruption`, `Unavailable`, and `Unstorable`.
     """
-    app, topic, life = archive.app, archive.topic, archive.life
+    app, topic, incarnation = archive.app, archive.topic, archive.life
     for _ in range(_ATTEMPTS):
         clock = horizon.freshness(store)
         began = clock.now()
-        known = archive if archive.number else None
-        head = newest(store, app, topic, life, known=known) or empty(app, topic, life, archive.topic_id)
-        made = update(head)
-        if made is None:
+        previous = archive if archive.number else None
+        head = newest(store, app, topic, incarnation, previous=previous) or empty(
+            app, topic, incarnation, archive.topic_id
+        )
+        content = update(head)
+        if content is None:
             return head
-        made = replace(
-            made,
+        content = replace(
+            content,
             number=head.number + 1,
             id=str(ULID()),
             follows=head.id if head.number else "",
@@ -249,36 +251,37 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
             by=by,
             begun_ms=head.begun_ms if head.number else now_ms,
         )
-        if INDEXES.add(store, made) != made:
+        if INDEXES.add(store, content) != content:
             continue
-        if clock.now() - began < _QUICK_S or _counts(store, made):
-            return made
-        INDEXES.remove(store, made.number, archive.prefix)
+        if clock.now() - began < _QUICK_S or _is_in_effect(store, content):
+            return content
+        INDEXES.remove(store, content.number, archive.prefix)
     raise CommitConflict(
-        f"the archive of {topic} of app {app!r} was changed by others each time that this one was to be",
+        f"the archive of {topic} of app {app!r} could not be changed: other processes changed it first",
         version=0,
         hint="try again",
     )
 
 
-def _counts(store: ObjectStore, made: ArchiveIndex) -> bool:
-    """Whether an index that took long to be put is not below one that knows nothing of it, its number swept since."""
-    after = INDEXES.find(store, made.number + 1, made.prefix)
-    if after is not None:
-        return after.follows == made.id
-    found = INDEXES.newest(store, made.prefix)
-    return found is None or found.number <= made.number
+def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
+    """Return True if a slowly put index is in effect: its number was not collected and reused meanwhile."""
+    successor = INDEXES.find(store, index.number + 1, index.prefix)
+    if successor is not None:
+        return successor.follows == index.id
+    head = INDEXES.newest(store, index.prefix)
+    return head is None or head.number <= index.number
 
 
-def begun(at: Sequence[int]) -> Update:
-    """Begin an archive where an app stands, by partition. Changes nothing where it is begun already."""
-    return lambda head: None if head.number else replace(head, begins=tuple(at))
+def begun(offsets: Sequence[int]) -> Update:
+    """Return an update that begins an archive at these offsets by partition; it does not change an existing archive."""
+    return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 
 def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
-    """Add objects, and what was read for them, which may be more than they hold.
+    """Return an update that adds objects, and the offsets read for them, which may be more than the objects have.
 
-    Changes nothing where the archive has some of it by then: then it is to be seen what is left to be appended.
+    It changes nothing if the archive already covers some of the offsets: then the caller must compute again what to
+    append.
     """
     new, more = tuple(objects), extents.union(covered)
 
@@ -296,40 +299,39 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
 
 
 def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
-    """Put objects into the places of others, by their keys, and take out those for which there is None.
+    """Return an update that replaces objects by key, and removes those mapped to None.
 
-    For what becomes of single objects, as when keys in them are `forgotten`: what is covered stays. Changes nothing
-    where one of them is not there any more.
+    Covered offsets stay, also if keys in the objects are `forgotten`. It changes nothing if one of the keys is gone.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
-        if changes.keys() - {each.object for each in head.objects}:
+        if changes.keys() - {item.object for item in head.objects}:
             return None
-        made = (changes.get(each.object, each) for each in head.objects)
-        had = (each.extents for each in head.objects if forgotten and each.object in changes)
-        objects = tuple(each for each in made if each is not None)
+        items = (changes.get(item.object, item) for item in head.objects)
+        had = (item.extents for item in head.objects if forgotten and item.object in changes)
+        objects = tuple(item for item in items if item is not None)
         return replace(head, objects=objects, forgotten=extents.union(head.forgotten, *had))
 
     return update
 
 
 def merged(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
-    """Put one object into the place of several. Changes nothing where one of them is not there any more."""
-    first, *rest = (each.object for each in inputs)
-    return exchanged({first: output, **dict.fromkeys(rest)})
+    """Return an update that replaces several objects by one; it changes nothing if any of the inputs is gone."""
+    first, *remaining = (item.object for item in inputs)
+    return exchanged({first: output, **dict.fromkeys(remaining)})
 
 
 def thinned(before_ms: int) -> Update:
-    """Let go of objects of which all was read before a time."""
+    """Return an update that removes the objects whose records were all read before `before_ms`."""
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
-        gone = [each for each in head.objects if each.read_ms < before_ms]
-        if not gone:
+        removed = [item for item in head.objects if item.read_ms < before_ms]
+        if not removed:
             return None
-        lost = extents.union(*(each.extents for each in gone))
+        lost = extents.union(*(item.extents for item in removed))
         return replace(
             head,
-            objects=tuple(each for each in head.objects if each.read_ms >= before_ms),
+            objects=tuple(item for item in head.objects if item.read_ms >= before_ms),
             covered=extents.minus(head.covered, lost),
             thinned=extents.union(head.thinned, lost),
         )
@@ -338,10 +340,10 @@ def thinned(before_ms: int) -> Update:
 
 
 def replaced(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
-    """Of an archive's indexes, all of them in order, those that were replaced so long ago.
+    """Return the indexes of an archive that were replaced more than `margin_ms` ago; `listed` has all, in order.
 
-    By storage's clock, of which the newest index is what is known here. Deleted in this order, none is missed by who
-    was about to replace it: its successor is there.
+    Times are storage's; the newest index stands for now. Delete them in this order: a writer about to replace one then
+    still finds its successor.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
-    return [each for each, after in pairwise(listed) if after.modified_ms < before_ms]
+    return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

@@ -1,9 +1,8 @@
-"""Putting objects into an archive: what was read, and small objects merged into large ones, so that it has few.
+"""Writing objects of an archive: appending new records, and merging small objects into large ones.
 
-An object is put, and then an index names it. Objects of similar size are merged, the older before the younger, as
-universal compaction does it: each record is written again as often as the logarithm of how many small objects there
-were. One day's and the next day's are never merged, and what is as large as an object shall be is left alone: retention
-lets go of whole objects.
+An object is put before an index names it. Objects of similar size are merged, in their order, like in universal
+compaction, so each record is rewritten O(log of the number of small objects) times. Objects of different days are never
+merged, and objects that are large enough are left alone, because retention deletes whole objects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,64 +21,65 @@ from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
 
 _QUICK_S = 600.0
-"""Nothing is swept that was put so recently and that no index names."""
+"""Age below which an object that no index names is not collected."""
 
 
 TARGET_BYTES = 64 << 20
-"""An object is not merged any more from half of this on."""
+"""Target size; objects of at least half of it are not merged."""
 _WIDTH = 8
-"""So many objects of one size make one of the next."""
+"""Number of objects of one size class that are merged into one."""
 _MOST = 64
-"""Objects merged at once, each with a row group in memory."""
+"""Most objects merged at once, each with a row group in memory."""
 
 
 def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
-    """The next objects to merge, at least two in the order of the index; none where nothing is to be done.
+    """Return the next objects to merge, at least two in index order; none if there is nothing to do.
 
-    `span_ms` is how far apart in time what was read may be for one object. With `whole`, few objects are reason enough.
+    `span_ms` is the length of the periods by `read_ms` whose objects are merged. With `whole`, two objects of any size
+    are merged.
     """
-    small = [each for each in archive.objects if each.bytes < TARGET_BYTES // 2]
-    for _, group in groupby(small, key=lambda each: each.read_ms // span_ms):
-        some = tuple(group)
+    small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
+    for _, group in groupby(small, key=lambda item: item.read_ms // span_ms):
+        period = tuple(group)
         if whole:
-            if len(chosen := _fitting(some)) > 1:
+            if len(chosen := _fitting_prefix(period)) > 1:
                 return chosen
             continue
-        for _, alike in groupby(some, key=_size):
-            if len(chosen := _fitting(tuple(alike))) >= _WIDTH:
+        for _, same_size in groupby(period, key=_size_class):
+            if len(chosen := _fitting_prefix(tuple(same_size))) >= _WIDTH:
                 return chosen
     return ()
 
 
-def _size(one: ArchiveObject) -> int:
-    """Objects of the same number are of similar size."""
-    return (one.bytes.bit_length() - 1) // 3
+def _size_class(item: ArchiveObject) -> int:
+    return (item.bytes.bit_length() - 1) // 3
 
 
-def _fitting(some: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
-    """As many of the first as come to no more than an object shall have."""
+def _fitting_prefix(items: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
+    """Return the longest prefix of the objects that fits into one object of the target size."""
     total, chosen = 0, list[ArchiveObject]()
-    for each in some[:_MOST]:
-        total += each.bytes
+    for item in items[:_MOST]:
+        total += item.bytes
         if total > TARGET_BYTES:
             break
-        chosen.append(each)
+        chosen.append(item)
     return tuple(chosen)
 
 
 def merge(
     store: ObjectStore, archive: ArchiveIndex, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int
 ) -> ArchiveIndex:
-    """Put one object in the place of several: the index that has it, or the newest where it has not all of them.
+    """Replace several objects by one. Returns the new index, or the newest if one of the inputs is gone.
 
-    Raises `Corruption` where one is missing or damaged, which changes nothing, and as `index.change`.
+    Raises `Corruption` if an input is missing or damaged, which changes nothing, and `CommitConflict` and
+    `Unavailable`.
     """
     writer = ArchiveWriter()
     for rows in _records(store, inputs):
         writer.append(rows)
-    extents = union(*(each.extents for each in inputs))
-    made = writer.finish(index.new_object(archive), extents, max(each.read_ms for each in inputs))
-    return _named(store, archive, made, index.merged(inputs, made[0]), by=by, now_ms=now_ms)
+    extents = union(*(item.extents for item in inputs))
+    output = writer.finish(index.new_object(archive), extents, max(item.read_ms for item in inputs))
+    return _commit_object(store, archive, output, index.merged(inputs, output[0]), by=by, now_ms=now_ms)
 
 
 def append(
@@ -92,46 +92,44 @@ def append(
     by: str,
     now_ms: int,
 ) -> ArchiveIndex:
-    """Append what a writer has to the archive, of which `archive` was the newest index; the newest after that.
+    """Append the records of a writer to the archive, whose newest index was `archive`. Returns the index now newest.
 
-    `read` is all that was read for it, with or without records, and `read_ms` when the newest version that read of it
-    was committed. Where the archive has some of it by then, nothing is appended: see what it lacks, and do it again.
-
-    Raises as `index.change`.
+    `read` has all offsets read for the records, with or without records, and `read_ms` is the commit time of the newest
+    version that read any of them. If the archive covers some of the offsets by now, nothing is appended: compute again
+    what it lacks, and retry. Raises `CommitConflict`, `Corruption` and `Unavailable`.
     """
-    made = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
-    update = index.appended((made[0],) if made is not None else (), read)
-    return _named(store, archive, made, update, by=by, now_ms=now_ms)
+    output = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
+    update = index.appended((output[0],) if output is not None else (), read)
+    return _commit_object(store, archive, output, update, by=by, now_ms=now_ms)
 
 
-def _named(
+def _commit_object(
     store: ObjectStore,
     archive: ArchiveIndex,
-    made: tuple[ArchiveObject, bytes] | None,
+    output: tuple[ArchiveObject, bytes] | None,
     update: index.Update,
     *,
     by: str,
     now_ms: int,
 ) -> ArchiveIndex:
-    """Put an object, if there is one, and have the index name it; where it does not, the object goes."""
+    """Put an object, if there is one, and commit an index that names it; delete the object if the index does not."""
     clock = horizon.freshness(store)
     began = clock.now()
-    if made is None:
+    if output is None:
         return index.change(store, archive, update, by=by, now_ms=now_ms)
-    (one, data) = made
-    store.put(one.object, data)
+    (item, data) = output
+    store.put(item.object, data)
     newest = index.change(store, archive, update, by=by, now_ms=now_ms)
-    if one not in newest.objects:
-        with suppress(OSError):  # nobody names it: a collection takes it otherwise
-            store.delete(one.object)
-    elif clock.now() - began > _QUICK_S and not exists(store, one.object):
-        store.put(one.object, data)
+    if item not in newest.objects:
+        with suppress(OSError):  # garbage collection deletes it otherwise
+            store.delete(item.object)
+    elif clock.now() - began > _QUICK_S and not exists(store, item.object):
+        store.put(item.object, data)
     return newest
 
 
 def _records(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:
-    """The records of these objects, by partition and offset."""
-    opened = [ArchivedRecords(store, each) for each in inputs]
-    parts = ([(extent, number) for extent in one.extents] for number, one in enumerate(inputs))
+    opened = [ArchivedRecords(store, item) for item in inputs]
+    parts = ([(extent, number) for extent in item.extents] for number, item in enumerate(inputs))
     for extent, number in in_order(*parts):
         yield from opened[number].rows(extent.partition, extent.first, extent.end)

@@ -1,7 +1,7 @@
-"""Objects of an archive: Parquet, with the columns of Structured Streaming's Kafka source, by partition and offset.
+"""Objects of an archive: Parquet with the columns of Structured Streaming's Kafka source, by partition and offset.
 
-Any Parquet reader can read one. The index has the checksum of the whole and of the footer, and pages carry a CRC: so
-what lies in some row groups can be read by ranges, and is checked all the same.
+Any Parquet reader can read them. The index has the checksums of the whole object and of its footer, and pages carry a
+CRC, so that single row groups can be read by ranges and still be verified.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .extents import Extents
 from .index import ArchiveObject
 
 _ROW_GROUP_ROWS = 65_536
-"""At most: a range of offsets costs the row groups that it lies in."""
+"""Most rows of a row group: a range of offsets reads the row groups that it overlaps."""
 _LEAST_ROWS = 8_192
-"""A row group of more ends with its partition."""
+"""Size from which a row group ends at the end of a partition."""
 _ROW_GROUP_BYTES = 16 << 20
-"""Wider records come in smaller groups."""
+"""Size from which row groups have fewer rows."""
 _WHOLE_BYTES = 256 << 10
-"""An object up to this is read by one request, and one of which more is needed than half."""
+"""Size up to which an object is read by one request."""
 _SAMPLE_ROWS = 4_096
 _UNREADABLE = (pa.ArrowException, OSError)
 
 
 class ArchiveWriter:
-    """Encodes one object of records that come in its order. Holds the bytes, and a row group, in memory."""
+    """Encodes one object from records that are appended in its order. Holds the bytes and a row group in memory."""
 
     def __init__(self) -> None:
         self._sink = pa.BufferOutputStream()
@@ -47,15 +47,15 @@ class ArchiveWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded bytes so far, without the footer, and without the row group that is not full."""
+        """Encoded bytes so far, without the footer and the unfinished row group."""
         return int(self._sink.tell())
 
     def append(self, records: pa.Table) -> None:
-        """Add records of `SCHEMA`; raises `ValueError` where they do not follow what came before."""
+        """Append records of `SCHEMA`; raises `ValueError` if they do not sort after the records so far."""
         if not records.num_rows:
             return
         if self._waiting_rows >= _LEAST_ROWS and records["partition"][0].as_py() != self._last[0]:
-            # Who reads one partition reads none of another.
+            # So that a reader of one partition reads no rows of another.
             self._write()
         self._check_order(records)
         self.num_rows += records.num_rows
@@ -84,9 +84,9 @@ class ArchiveWriter:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def finish(self, key: str, extents: Extents, read_ms: int) -> tuple[ArchiveObject, bytes]:
-        """The object's entry for an index, and its bytes, still to be put under that key.
+        """Return the object's entry for an index, and its bytes, which the caller puts under the key.
 
-        Raises `ValueError` where no record was appended.
+        Raises `ValueError` if no record was appended.
         """
         if not self.num_rows:
             raise ValueError("an object of an archive has at least one record; found none")
@@ -96,7 +96,7 @@ class ArchiveWriter:
         data = self._sink.getvalue().to_pybytes()
         # Parquet ends with the footer, its length in four bytes, and PAR1.
         footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
-        made = ArchiveObject(
+        entry = ArchiveObject(
             key,
             rows=self.num_rows,
             bytes=len(data),
@@ -108,97 +108,96 @@ class ArchiveWriter:
             time_max_ms=max(self._times),
             read_ms=read_ms,
         )
-        return made, data
+        return entry, data
 
 
 def _encoding(sample: pa.Table) -> dict[str, object]:
-    """How the columns are encoded, as `pq.ParquetWriter` takes it; a dictionary pays for what comes again and again."""
-    often = [name for name in ("key", "value") if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows]
-    apart = {name: "DELTA_LENGTH_BYTE_ARRAY" for name in ("key", "value") if name not in often}
+    """Return the encoding of columns, as keywords of `pq.ParquetWriter`: dictionaries for columns that repeat."""
+    repeating = [name for name in ("key", "value") if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows]
+    apart = {name: "DELTA_LENGTH_BYTE_ARRAY" for name in ("key", "value") if name not in repeating}
     headers = ["headers.list.element.key", "headers.list.element.value"]
     return {
         "compression": "zstd",
         "compression_level": 1,
-        "use_dictionary": ["topic", "partition", "timestampType", *often, *headers],
+        "use_dictionary": ["topic", "partition", "timestampType", *repeating, *headers],
         "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED", **apart},
         "write_statistics": ["partition", "offset", "timestamp"],
         "write_page_checksum": True,
     }
 
 
-def damaged(one: ArchiveObject, what: str) -> Corruption:
-    """The error for an object that is not what its index promises."""
+def damaged(item: ArchiveObject, reason: str) -> Corruption:
     return Corruption(
-        f"object {one.object} of the input archive is damaged: {what}",
-        object_key=one.object,
-        hint="put the object back from a backup or an older version of it; `slackwater verify` says what else is there",
+        f"object {item.object} of the input archive is damaged: {reason}",
+        object_key=item.object,
+        hint="restore the object from a backup or an older object version; `slackwater verify` checks the others",
     )
 
 
-def fetch(store: ObjectStore, one: ArchiveObject) -> bytes:
-    """The whole object, checked. Raises `Corruption` where it is missing or another, and `Unavailable`."""
+def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
+    """Return the whole object's bytes, checked. Raises `Corruption` if it is missing or differs, and `Unavailable`."""
     try:
-        data = store.get(one.object)
+        data = store.get(item.object)
     except ObjectNotFound as error:
-        raise damaged(one, "the object is missing") from error
-    if len(data) != one.bytes:
-        raise damaged(one, f"expected {one.bytes} bytes, found {len(data)}")
-    if (found := xxhash.xxh3_128_hexdigest(data)) != one.checksum:
-        raise damaged(one, f"expected checksum {one.checksum}, found {found}")
+        raise damaged(item, "the object is missing") from error
+    if len(data) != item.bytes:
+        raise damaged(item, f"expected {item.bytes} bytes, found {len(data)}")
+    if (actual := xxhash.xxh3_128_hexdigest(data)) != item.checksum:
+        raise damaged(item, f"expected checksum {item.checksum}, found {actual}")
     return data
 
 
-def opened(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
-    """An object as a file, of which what is read is fetched. `failed` is told of what goes wrong as it is read.
+def opened(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
+    """Open an object as a file that fetches on demand; `failed` is called with errors of later reads.
 
-    Raises `Corruption` and `Unavailable` as `fetch` for what is read at once, the footer.
+    Raises `Corruption` and `Unavailable` for the footer, or a small object, which is read at once.
     """
-    return pa.PythonFile(_open(store, one, failed), mode="r")
+    return pa.PythonFile(_open(store, item, failed), mode="r")
 
 
-def _open(store: ObjectStore, one: ArchiveObject, failed: Callable[[Exception], None]) -> _Pieces:
-    if one.bytes <= _WHOLE_BYTES:
-        return _Pieces(store, one, {0: fetch(store, one)}, failed)
-    pieces = _Pieces(store, one, {}, failed)
-    footer = pieces.get(one.bytes - one.footer_bytes, one.footer_bytes)
-    if (found := xxhash.xxh3_128_hexdigest(footer)) != one.footer_checksum:
-        raise damaged(one, f"expected checksum {one.footer_checksum} of its footer, found {found}")
+def _open(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> _Pieces:
+    if item.bytes <= _WHOLE_BYTES:
+        return _Pieces(store, item, {0: fetch(store, item)}, failed)
+    pieces = _Pieces(store, item, {}, failed)
+    footer = pieces.get(item.bytes - item.footer_bytes, item.footer_bytes)
+    if (actual := xxhash.xxh3_128_hexdigest(footer)) != item.footer_checksum:
+        raise damaged(item, f"expected checksum {item.footer_checksum} of its footer, found {actual}")
     return pieces
 
 
 class ArchivedRecords:
-    """One object in the store, of which only the row groups are read that are asked for, each once in a row."""
+    """One object in the store, read by row groups on demand; the last row group is cached."""
 
-    def __init__(self, store: ObjectStore, one: ArchiveObject) -> None:
-        """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable` as `fetch`."""
-        self._one, self._pieces = one, _open(store, one, lambda _error: None)
+    def __init__(self, store: ObjectStore, item: ArchiveObject) -> None:
+        """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable`."""
+        self._one, self._pieces = item, _open(store, item, lambda _error: None)
         try:
             file = pa.PythonFile(self._pieces, mode="r")
             self._file = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
             self._groups = [_GroupRange(self._file.metadata.row_group(n)) for n in range(self._file.num_row_groups)]
         except _UNREADABLE as error:
-            raise damaged(one, str(error)) from error
+            raise damaged(item, str(error)) from error
         if not self._file.schema_arrow.equals(SCHEMA):
-            raise damaged(one, f"expected columns ({_names(SCHEMA)}), found ({_names(self._file.schema_arrow)})")
+            raise damaged(item, f"expected columns ({_names(SCHEMA)}), found ({_names(self._file.schema_arrow)})")
         self._read: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """The records of a range of offsets, ascending, in tables of these columns of `SCHEMA`.
+        """Yield the records of a range of offsets, ascending, in tables of these columns of `SCHEMA`.
 
         Raises `Corruption` and `Unavailable`.
         """
         for number, group in enumerate(self._groups):
             if not group.may_have(partition, first, end):
                 continue
-            found = self._group(number, tuple(columns))
-            partitions, offsets = (found[name].to_numpy() for name in ("partition", "offset"))
+            rows = self._group(number, tuple(columns))
+            partitions, offsets = (rows[name].to_numpy() for name in ("partition", "offset"))
             start, stop = np.searchsorted(partitions, (partition, partition + 1))
             start, stop = start + np.searchsorted(offsets[start:stop], (first, end))
             if start < stop:
-                yield found.slice(start, stop - start).select(list(columns))
+                yield rows.slice(start, stop - start).select(list(columns))
 
     def all(self) -> Iterator[pa.Table]:
-        """All records, a row group at a time. Raises as `rows`."""
+        """Yield all records, a row group at a time. Raises `Corruption` and `Unavailable`."""
         for number in range(len(self._groups)):
             yield self._group(number, tuple(SCHEMA.names))
 
@@ -207,18 +206,18 @@ class ArchivedRecords:
             self._read = None
             self._pieces.only(self._groups[number].span)
             try:
-                wanted = [name for name in SCHEMA.names if name in (*columns, "partition", "offset")]
+                names = [name for name in SCHEMA.names if name in (*columns, "partition", "offset")]
                 rows = self._file.metadata.row_group(number).num_rows
-                batches = self._file.iter_batches(batch_size=max(rows, 1), row_groups=[number], columns=wanted)
-                found = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(name) for name in wanted]))
+                batches = self._file.iter_batches(batch_size=max(rows, 1), row_groups=[number], columns=names)
+                table = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(name) for name in names]))
             except _UNREADABLE as error:
                 raise damaged(self._one, str(error)) from error
-            self._read = number, columns, found.combine_chunks()
+            self._read = number, columns, table.combine_chunks()
         return self._read[2]
 
 
 class _GroupRange:
-    """Where a row group lies in the object, and which partitions and offsets it has."""
+    """Byte range of a row group in the object, and its ranges of partitions and offsets."""
 
     def __init__(self, group: pq.RowGroupMetaData) -> None:
         columns = [group.column(number) for number in range(group.num_columns)]
@@ -241,17 +240,17 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _Pieces(io.RawIOBase):
-    """An object as a file, of which some pieces are here and others are read when they are asked for."""
+    """An object as a file; pieces are fetched on demand, and some are cached."""
 
     def __init__(
-        self, store: ObjectStore, one: ArchiveObject, found: dict[int, bytes], failed: Callable[[Exception], None]
+        self, store: ObjectStore, item: ArchiveObject, pieces: dict[int, bytes], failed: Callable[[Exception], None]
     ) -> None:
         super().__init__()
-        self._store, self._one, self._found, self._at, self._failed = store, one, found, 0, failed
-        self._keep = frozenset(found)
+        self._store, self._one, self._found, self._at, self._failed = store, item, pieces, 0, failed
+        self._keep = frozenset(pieces)
 
     def get(self, start: int, length: int) -> bytes:
-        """Read a piece, and keep it. Raises `Corruption` and `Unavailable`."""
+        """Fetch a piece and cache it. Raises `Corruption` and `Unavailable`."""
         try:
             data = self._store.get_range(self._one.object, start, length)
         except ObjectNotFound as error:
@@ -263,18 +262,18 @@ class _Pieces(io.RawIOBase):
         return data
 
     def only(self, span: tuple[int, int]) -> None:
-        """Have this piece, and forget others but the footer."""
+        """Cache this piece, and drop all others but the footer."""
         start, end = span
         if self._piece(start, end - start) is None:
             self._found = {at: data for at, data in self._found.items() if at in self._keep}
             self.get(start, end - start)
 
     def _piece(self, start: int, length: int) -> bytes | None:
-        places = sorted(self._found)
-        number = bisect_right(places, start) - 1
+        starts = sorted(self._found)
+        number = bisect_right(starts, start) - 1
         if number < 0:
             return None
-        at = places[number]
+        at = starts[number]
         data = self._found[at][start - at : start - at + length]
         return data if len(data) == length else None
 
@@ -294,15 +293,15 @@ class _Pieces(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         length = self._one.bytes - self._at if size < 0 else min(size, self._one.bytes - self._at)
-        found = self._piece(self._at, length)
-        if found is None:
+        data = self._piece(self._at, length)
+        if data is None:
             try:
-                # Who reads the whole of it, a piece at a time, does not keep them.
-                found = self._store.get_range(self._one.object, self._at, length)
-                if len(found) != length:
-                    raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(found)}")
+                # Sequential reads of the whole object are not cached.
+                data = self._store.get_range(self._one.object, self._at, length)
+                if len(data) != length:
+                    raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(data)}")
             except Exception as error:
                 self._failed(error)
                 raise
         self._at += length
-        return found
+        return data

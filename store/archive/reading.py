@@ -1,4 +1,4 @@
-"""Reading an archive: the records of a range of offsets, out of whichever objects have them."""
+"""Reading ranges of offsets from an archive, from whichever objects have the records."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Archive:
-    """One archive as an index has it; by the newest one where an object is gone since: what it covers stays covered."""
+    """One archive by an index; if an object is gone, by the newest index, which still has all covered records."""
 
     store: ObjectStore
     index: ArchiveIndex
@@ -30,94 +30,93 @@ class Archive:
     _of: str = field(default="", init=False, repr=False)
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Of a range of offsets, what cannot be read here."""
+        """Return the offsets of a range that cannot be read from the archive."""
         return self.index.lacks(partition, first, end)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are here, ascending, in tables of these columns of `columns.SCHEMA`.
+        """Yield the archived records of a range of offsets, ascending, in tables of these columns of `columns.SCHEMA`.
 
-        Raises `Corruption` where an object is missing or damaged, `Unavailable` where the store did not answer.
+        Raises `Corruption` if an object is missing or damaged, and `Unavailable` if the store did not answer.
         """
-        wanted = (Extent(partition, first, end),)
-        for part, one in sorted(self._parts(wanted), key=lambda each: each[0]):
+        requested = (Extent(partition, first, end),)
+        for part, item in sorted(self._parts(requested), key=lambda pair: pair[0]):
             try:
-                records = self._opened(one)
+                records = self._opened(item)
             except Corruption:
-                # Where keys were forgotten, what an index replaced is gone at once.
-                now = newest(self.store, self.index.app, self.index.topic, self.index.life, known=self.index)
-                if now is None or one in now.objects:
+                # A forget deletes replaced objects at once.
+                head = newest(self.store, self.index.app, self.index.topic, self.index.life, previous=self.index)
+                if head is None or item in head.objects:
                     raise
-                self.index = now
+                self.index = head
                 yield from self.rows(part.partition, part.first, part.end, columns)
             else:
                 yield from records.rows(part.partition, part.first, part.end, columns)
 
-    def _parts(self, wanted: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
-        for one in self.index.objects:
-            for part in common(wanted, one.extents):
-                yield part, one
+    def _parts(self, requested: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
+        for item in self.index.objects:
+            for part in common(requested, item.extents):
+                yield part, item
 
-    def _opened(self, one: ArchiveObject) -> "ArchivedRecords":
-        # Readers of Kafka have this module, and seldom an object to read: Parquet takes long to load.
+    def _opened(self, item: ArchiveObject) -> "ArchivedRecords":
+        # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.
         from .objects import ArchivedRecords
 
-        if self._open is None or self._of != one.object:
-            self._open, self._of = ArchivedRecords(self.store, one), one.object
+        if self._open is None or self._of != item.object:
+            self._open, self._of = ArchivedRecords(self.store, item), item.object
         return self._open
 
 
 @dataclass(frozen=True, slots=True)
 class TopicArchives:
-    """The archives of one topic, of several apps, as one: an offset is read in the first of them that has it."""
+    """The archives of one topic, of several apps; each offset is read from the first archive that has it."""
 
     archives: tuple[Archive, ...]
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic; empty where nobody knows."""
-        return next((each.index.topic_id for each in self.archives if each.index.topic_id), "")
+        """Kafka's id of the topic; empty if no archive has it."""
+        return next((archive.index.topic_id for archive in self.archives if archive.index.topic_id), "")
 
     def __bool__(self) -> bool:
         return bool(self.archives)
 
     def of_topic(self, topic_id: str) -> "TopicArchives":
-        """Those of the topic of this id, where there are any; else those of one topic, that of the first."""
-        for wanted in (topic_id, self.topic_id):
-            found = tuple(each for each in self.archives if each.index.topic_id in ("", wanted))
-            if found and wanted:
-                return TopicArchives(found)
+        """Return the archives of the topic with this id; if there are none, those with the first archive's id."""
+        for requested in (topic_id, self.topic_id):
+            matches = tuple(archive for archive in self.archives if archive.index.topic_id in ("", requested))
+            if matches and requested:
+                return TopicArchives(matches)
         return self
 
     def covered(self, partition: int) -> Extents:
-        """What can be read of a partition."""
-        every = (extent for each in self.archives for extent in each.index.covered)
+        every = (extent for archive in self.archives for extent in archive.index.covered)
         return union(extent for extent in every if extent.partition == partition)
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Of a range of offsets, what cannot be read."""
+        """Return the offsets of a range that cannot be read."""
         return minus((Extent(partition, first, end),), self.covered(partition))
 
     def reaches_back(self, partition: int, first: int) -> int:
-        """From where on all is here up to an offset, from which on Kafka has it; the offset itself for none."""
-        return next((each.first for each in self.covered(partition) if each.first < first <= each.end), first)
+        """Return the offset from which the archive has all offsets before `first`; `first` itself if it has none."""
+        return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """The records of a range of offsets that are here, each once, as `Archive.rows`."""
-        wanted: Extents = (Extent(partition, first, end),)
+        """Yield the archived records of a range of offsets, without duplicates; otherwise like `Archive.rows`."""
+        remaining: Extents = (Extent(partition, first, end),)
         parts: list[tuple[Extent, int]] = []
         for number, archive in enumerate(self.archives):
-            found = common(wanted, archive.index.covered)
-            parts += [(part, number) for part in found]
-            wanted = minus(wanted, found)
+            covered = common(remaining, archive.index.covered)
+            parts += [(part, number) for part in covered]
+            remaining = minus(remaining, covered)
         for part, number in sorted(parts):
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
     def forgotten(self, partition: int, first: int, end: int) -> bool:
-        """Whether keys were taken out of what is here of a range: as known once it was read."""
-        return any(common((Extent(partition, first, end),), each.index.forgotten) for each in self.archives)
+        """Return True if keys were forgotten from a range, as known after it was read."""
+        return any(common((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
     def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
-        """The first offset in a range whose record is of this time or later, in ms since 1970; else `otherwise`."""
+        """Return the first offset in a range with a record time >= `time_ms` (ms since 1970), else `otherwise`."""
         for rows in self.rows(partition, first, end, ("offset", "timestamp")):
             late = np.flatnonzero(rows["timestamp"].cast(pa.int64()).to_numpy() >= time_ms)
             if len(late):
@@ -125,22 +124,22 @@ class TopicArchives:
         return otherwise
 
     def gap(self, extent: Extent, why: str) -> Gone:
-        """The error for offsets that are neither in Kafka, `why`, nor here."""
+        """Return the error for offsets that are neither in Kafka, for the reason `why`, nor in the archive."""
         index = self.archives[0].index
-        went = any(common((extent,), each.index.thinned) for each in self.archives)
-        here = "were let go there by its rule (input in [retention])" if went else "were never in it"
+        is_thinned = any(common((extent,), archive.index.thinned) for archive in self.archives)
+        reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
         return Gone(
             f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {why}, and not in "
-            f"the input archive of {index.app!r}: they {here}",
-            hint=f"choose a moment whose records are there; `slackwater archive {index.app}` shows which these are",
+            f"the input archive of {index.app!r}: they {reason}",
+            hint=f"choose a moment whose records are there: `slackwater archive {index.app}` shows them",
         )
 
 
 class Archives:
-    """The archives from which an app's past may be read: its own, and those of the apps that it was cloned from.
+    """The archives of an app's input: its own, and those of the apps that it was cloned from.
 
-    `opened` gives the store, when there is something to be read there. What is found is known for a while. Without an
-    app, empty, there are none.
+    `opened` returns the store, and is called on first use. Results are cached for `fresh_s`. Without an app (empty),
+    there are no archives.
     """
 
     def __init__(
@@ -150,17 +149,17 @@ class Archives:
         self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str, topic_id: str = "") -> TopicArchives:
-        """The archives of a topic, the nearest app's first.
+        """Return the archives of a topic, the nearest app's first.
 
-        Of topics made anew under the name it is that of the one of this id; by default of the last one, or of the last
-        one that had begun `at_ms`. A few requests for each app. Raises `Corruption` and `Unavailable`.
+        Of re-created topics, returns those with this id; without an id, the newest, or the newest begun by `at_ms`.
+        Costs a few requests for each app. Raises `Corruption` and `Unavailable`.
         """
-        now_s, which = time.monotonic(), (topic, topic_id)
-        at_s, found = self._known.get(which, (now_s - self._fresh_s - 1, TopicArchives(())))
+        now_s, key = time.monotonic(), (topic, topic_id)
+        at_s, archives = self._known.get(key, (now_s - self._fresh_s - 1, TopicArchives(())))
         if now_s - at_s > self._fresh_s:
-            found = TopicArchives(tuple(self._find(topic, topic_id)))
-            self._known[which] = now_s, found
-        return found
+            archives = TopicArchives(tuple(self._find(topic, topic_id)))
+            self._known[key] = now_s, archives
+        return archives
 
     def _find(self, topic: str, topic_id: str) -> Iterator[Archive]:
         if not self._app:
@@ -169,12 +168,12 @@ class Archives:
         store, name = self._opened(), self._app
         while (store.url, name) not in seen:
             seen.add((store.url, name))
-            for life in range(topics(store, name).get(topic, 0), 0, -1):
-                index = newest(store, name, topic, life)
+            for incarnation in range(topics(store, name).get(topic, 0), 0, -1):
+                index = newest(store, name, topic, incarnation)
                 if index is None or (topic_id and index.topic_id not in ("", topic_id)):
                     continue
                 is_named = bool(topic_id) and index.topic_id == topic_id
-                if is_named or life == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
+                if is_named or incarnation == 1 or self._at_ms is None or index.begun_ms <= self._at_ms:
                     yield Archive(store, index)
                     break
             info = find_app(store, name)

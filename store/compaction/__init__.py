@@ -1,4 +1,4 @@
-"""Compaction: what to merge (pure), merging it out of core, and putting the result in place.
+"""Compaction: choosing SSTs to merge (pure), merging out of core, and applying the result to a manifest.
 
-Not here: when it runs. That is the runner's (`pipeline.upkeep`) or the verb's (`operations.maintenance`).
+Not here: the schedule, which belongs to the runner (`pipeline.upkeep`) and the CLI (`operations.maintenance`).
 """

@@ -1,18 +1,18 @@
-"""Leveled compaction: levels of growing size, each one sorted run of SSTs side by side.
+"""Leveled compaction: levels of growing size, each one sorted run of SSTs with disjoint hash ranges.
 
-As in RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
-`db/compaction/compaction_picker_level.cc`), for each state partition on its own. Batches write level 0. When that has
-`l0_trigger` runs, they are merged into level 1; of a level that has outgrown its size, SSTs are merged into the next
-one, those first that overlap the fewest bytes there for each byte of their own (`kMinOverlappingRatio`). Pure.
+Like RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
+`db/compaction/compaction_picker_level.cc`), for each state partition on its own. Batches write level 0. When level 0
+has `l0_trigger` runs, they are merged into level 1. SSTs of a level that exceeds its size are merged into the next
+level, starting with those that overlap the fewest bytes there for each byte of their own (`kMinOverlappingRatio`).
+Pure.
 
-One thing is different, and it keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs whose hashes meet do
-not overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
-SST of a full level about as large as it should be), and what goes from level i to the next is all that the level has of
-a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by key. Cutting upper
-levels where the lower ones are cut is how Spooky granulates merges, too (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
-Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the bounds
-need not be looked for. Where a rescale or another policy left SSTs that do not keep to the slots, a compaction takes in
-what it must, until the law holds for its result.
+One difference keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs that overlap in `_hash` do not
+overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an SST
+of a full level about the target size), and a merge into the next level takes all SSTs that the level has in a slot. So
+in each slot a level is newer than the levels below it as a whole, and not just key by key. Spooky also cuts upper
+levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov, Twitto: "Spooky: Granulating LSM-Tree
+Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the bounds are fixed. If a rescale or another
+policy left SSTs that cross slots, a compaction includes more inputs until the law holds for its result.
 """
 
 from bisect import bisect_left, bisect_right
@@ -25,22 +25,22 @@ from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
 _MOST_SLOTS = 1 << 30
-"""Of a table; the upper half of a hash has so many values and a little more."""
+"""Most slots of a table: slot bounds are set by the upper 32 bits of a hash."""
 
 
 def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    """What to merge now of the SSTs that touch a state partition: of the level that is most in need, or nothing.
+    """Return the compactions of the level of a state partition that needs them most; none if no level does.
 
-    A level's score is its number of runs over `l0_trigger` for level 0, its bytes over what it may hold for others. At
-    1 and above the highest wins; level 0 goes down as a whole, of another as many SSTs as bring it within its size.
-    When the levels between 0 and the last take more than `max_space_amplification` times the bytes of the last, all of
-    the partition is merged into one level.
+    A level's score is its runs divided by `l0_trigger` for level 0, and its bytes divided by its size limit for other
+    levels. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough SSTs to bring
+    it within its limit. When the levels between 0 and the last take more than `max_space_amplification` times the bytes
+    of the last, the whole partition is merged into one level.
     """
     return tuple(_Tree(partition, partitions, ssts, policy).pick())
 
 
 def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """All SSTs that touch a state partition, to become one run."""
+    """Return the compaction of all SSTs that touch a state partition, into one run."""
     return _Tree(partition, partitions, ssts, policy).everything()
 
 
@@ -58,7 +58,6 @@ class _Tree:
         self._level = _levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
-        """The compactions of the level that is most in need."""
         sizes: dict[int, int] = {}
         for sst in self._ssts:
             if level := self._level[sst]:
@@ -79,41 +78,40 @@ class _Tree:
             yield self._closed(newest, 1)
 
     def everything(self) -> Compaction:
-        """All of the partition, into the level that can hold it."""
         return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
 
     def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:
-        """Merges into the next level that take at least so many bytes, the cheapest first."""
-        taken: set[Sst] = set()
+        """Yield merges into the next level that move at least `excess` bytes, the cheapest first."""
+        inputs: set[Sst] = set()
         for sst in self._cheapest(level):
             if excess <= 0:
                 return
-            if sst not in taken:
-                one = self._closed([sst], level + 1)
-                if taken.isdisjoint(one.inputs):
-                    taken.update(one.inputs)
-                    excess -= sum(self._bytes(each) for each in one.inputs if self._level[each] == level)
-                    yield one
+            if sst not in inputs:
+                compaction = self._closed([sst], level + 1)
+                if inputs.isdisjoint(compaction.inputs):
+                    inputs.update(compaction.inputs)
+                    excess -= sum(self._bytes(source) for source in compaction.inputs if self._level[source] == level)
+                    yield compaction
 
     def _cheapest(self, level: int) -> list[Sst]:
-        """The SSTs of a level, those first for which least of the next level has to be written anew."""
+        """Return the SSTs of a level, those first whose merge rewrites the fewest bytes of the next level."""
         below = sorted((sst for sst in self._ssts if self._level[sst] == level + 1), key=lambda sst: sst.hash_min)
         begins, ends = [sst.hash_min for sst in below], [sst.hash_max for sst in below]
-        before = list(accumulate((sst.bytes for sst in below), initial=0))
+        cumulative = list(accumulate((sst.bytes for sst in below), initial=0))
 
         def cost(sst: Sst) -> tuple[float, int]:
-            met = before[bisect_right(begins, sst.hash_max)] - before[bisect_left(ends, sst.hash_min)]
+            met = cumulative[bisect_right(begins, sst.hash_max)] - cumulative[bisect_left(ends, sst.hash_min)]
             return met / sst.bytes, sst.hash_min
 
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
-    def _closed(self, wanted: Iterable[Sst], into: int) -> Compaction:
-        """The smallest compaction of these SSTs into a level (or a deeper one) whose result keeps the law."""
-        inputs = set(wanted)
+    def _closed(self, ssts: Iterable[Sst], into: int) -> Compaction:
+        """Return the smallest compaction of these SSTs into a level (or a deeper one) whose result keeps the law."""
+        inputs = set(ssts)
         while True:
             top = min(self._level[sst] for sst in inputs)
             into = max(into, *(self._level[sst] for sst in inputs))
-            # Their hashes, within the partition, out to the bounds of the level's slots.
+            # The inputs' hashes, within the partition, extended to the bounds of the level's slots.
             slots = self._slots(max(1, top))
             first = of_hash(max(self._low, min(sst.hash_min for sst in inputs)), slots)
             last = of_hash(min(self._high, max(sst.hash_max for sst in inputs)), slots)
@@ -131,7 +129,7 @@ class _Tree:
     def _compaction(self, inputs: frozenset[Sst], window: tuple[int, int], into: int) -> Compaction:
         oldest = min(sst.seq_min for sst in inputs)
         older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
-        # A level may be cut anywhere between its slots until there is something below to be kept apart.
+        # The level may be cut at any slot bound, and must be cut around slots that have older SSTs below.
         slots = self._slots(into)
         first, last = of_hash(window[0], slots), of_hash(window[1], slots)
         below = (touched(sst, slots) for sst in older)
@@ -159,7 +157,7 @@ class _Tree:
         return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
 
     def _slots(self, level: int) -> int:
-        """How many slots the whole table has at a level."""
+        """Return the number of slots that the whole table has at a level."""
         ssts = self._may_hold(level) / self._policy.target_file_bytes
         slots = self._partitions << max(0, ceil(log2(ssts)))
         while slots > _MOST_SLOTS and slots > self._partitions:
@@ -168,16 +166,16 @@ class _Tree:
 
 
 def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
-    """The level that each SST has in a tree: its own, where it lies above all older ones that it meets, else 0.
+    """Return the effective level of each SST: its own, if all older SSTs that it overlaps are in deeper levels, else 0.
 
-    Universal compaction counts its levels otherwise; of what it left, the oldest run is a level, and the newer ones
-    wait to be merged like those of level 0. `deepest` keeps a number that it counted up from being taken for a depth.
+    Universal compaction numbers levels differently. Of its SSTs, the oldest run becomes a level, and newer runs are
+    merged like level 0. `deepest` limits a level number that universal compaction has counted up.
     """
-    found: dict[Sst, int] = {}
-    met: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
+    effective: dict[Sst, int] = {}
+    overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
     for newer, older in meeting(ssts):
-        met[newer].append(older)
+        overlapped[newer].append(older)
     for sst in sorted(ssts, key=lambda sst: sst.seq_max):
         level = min(sst.level, deepest)
-        found[sst] = level if all(found[other] > level for other in met[sst]) else 0
-    return found
+        effective[sst] = level if all(effective[other] > level for other in overlapped[sst]) else 0
+    return effective

@@ -1,7 +1,7 @@
-"""Carrying out a compaction, out of core: inputs are read, merged and written one slice of the hash range at a time.
+"""Running a compaction out of core: inputs are read, merged and written one slice of the hash range at a time.
 
-What is in memory at once is one slice of all inputs and one encoded SST, however large the runs are. One sorted run is
-written as several SSTs, side by side in their hashes.
+Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is written as
+several SSTs with disjoint hash ranges.
 """
 
 import time
@@ -28,18 +28,18 @@ from ..versions.manifest import Sst, Table
 from .plan import Compaction, Done
 
 _SLICE_ROWS = 1 << 16
-"""Rows of all inputs merged at once, about: bounds memory."""
+"""Approximate rows of all inputs merged at once: bounds memory."""
 _ENDS_A_FILE = 8
-"""An SST may end at so many places while it fills up, so that it can be near its size."""
+"""Number of positions in an SST at which it may end, so that its size is near the target."""
 _READ_BYTES = 32 << 20
-"""Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
+"""Bytes read ahead from inputs outside the cache, of all runs together."""
 _LONGEST_S = 1800.0
-"""A merge that takes longer is given up. Garbage collection takes what a batch has not named an hour after it was
-written for litter, and the first SST of a long merge may be as old by then."""
+"""Time after which a merge is given up. Garbage collection deletes SSTs that no manifest names an hour after they were
+written, and the first SST of a long merge may be that old when the merge is committed."""
 
 
 class Stopped(Exception):
-    """A merge was told to stop, and did. Nobody names what it had written."""
+    """A merge stopped on request. No manifest names its outputs."""
 
 
 def run(
@@ -52,14 +52,15 @@ def run(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Merge the inputs and put the result into the store, under new names, and into the cache.
+    """Merge the inputs, and put the result into the store, under new names, and into the cache.
 
-    Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
-    result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
-    takes no request, and the oldest inputs, when all that they hold is expired, are not even read. Before each slice,
-    `stop` is asked whether to give up.
+    Keeps the newest row of each key of the window, and all rows beyond the partition. Costs one put for each SST of the
+    result; inputs outside the cache cost a read of their footer and one read for every few megabytes. A trivial move
+    makes no request, and the oldest inputs are not read if all their rows are expired. `stop` is called before each
+    slice.
 
-    Raises `Stopped` where `stop` said so, and `Refused` where it would take more than half an hour.
+    Raises `Stopped` if `stop` returned True, `Refused` if the merge takes more than half an hour, and `Corruption` and
+    `Unavailable`.
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
@@ -86,14 +87,14 @@ def run(
                 raise Refused(
                     f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
                     f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
-                    "could take their result for litter before it is committed",
-                    hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
+                    "could delete their result before it is committed",
+                    hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
                 )
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
             highs = np.array([interval.high for interval in intervals])
             ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
             for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
-                # One slice may fill many small SSTs, a put each.
+                # One slice may fill many small SSTs, each with a put.
                 if stop():
                     raise Stopped
                 if start < end:
@@ -109,7 +110,7 @@ def run(
     for sst in to_read:
         for other in touched(sst, compaction.partitions):
             if other != compaction.partition:
-                # Only cut, not merged: its place among the runs stays, and so does its level.
+                # Only cut, not merged: it keeps its place among the runs and its level.
                 window = bounds(other, compaction.partitions)
                 outputs += write((sst,), other, sst.level, window, compaction.partitions)
     return Done(compaction, outputs)
@@ -125,11 +126,11 @@ def merged_rows(
     columns: Iterable[str] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a state partition that count, in the order and with the columns of an SST; some at a time.
+    """Yield the visible rows of a state partition, in the order and with the columns of an SST, in batches.
 
-    Those of `ssts` which are the newest of their keys, are no tombstones, and are not expired by `clock_ms`. Nothing is
-    written. With `columns`, of the table's only these and the key are read; `window` are the lowest and the highest
-    hash of the partition that are asked for, None for all.
+    Visible rows are those of `ssts` that are the newest of their keys, no tombstones, and not expired by `clock_ms`.
+    Writes nothing. `columns` limits the table's columns to these and the key. `window` is the lowest and the highest
+    hash to read; None for the whole partition.
     """
     window = window or bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
@@ -150,7 +151,7 @@ def _read(
     interval_rows: int,
     names: Collection[str] | None = None,
 ) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
-    """A window of hashes, some intervals at a time, with what each of the inputs has there: all columns or some."""
+    """Yield the window of hashes in slices, each as intervals and the rows of each input in them."""
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
     cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
     for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
@@ -165,24 +166,24 @@ def merge_rows(
     clock_ms: int | None = None,
     names: Collection[str] | None = None,
 ) -> pa.Table:
-    """The newest row of each key, in the order and with the columns of an SST of the table.
+    """Return the newest row of each key, in the order and with the columns of an SST of the table.
 
-    The parts are rows of some range of hashes, those of the newest SST first; each has a key once. `drop_tombstones`
-    leaves out the keys whose newest row is one, or is expired by `clock_ms` (None when no row expires). `names` are the
-    columns that there are, default all of an SST.
+    The parts have rows of one range of hashes, those of the newest SST first; in each part keys are unique.
+    `drop_tombstones` leaves out keys whose newest row is a tombstone, or is expired by `clock_ms` (None when no row
+    expires). `names` are the columns of the parts, None for all of an SST.
     """
     schema = sst_schema(table)
     if names is not None:
         schema = pa.schema([field for field in schema if field.name in names])
-    # Those from before the table got a ttl lack a column. What becomes of any slice of them has it.
+    # SSTs from before the table got a ttl lack `_expires_at`; merged rows always have the column.
     rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
-    # Of equal keys the first came from the newest input.
+    # The first row of equal keys is from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
         keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
-        gone = expired(rows, clock_ms)
-        keep = keep if gone is None else keep[~gone[keep]]
+        is_expired = expired(rows, clock_ms)
+        keep = keep if is_expired is None else keep[~is_expired[keep]]
     return rows.take(pa.array(keep))
 
 
@@ -195,10 +196,10 @@ def _blocks(
     read_bytes: int,
     names: Collection[str] | None,
 ) -> Iterator[Block]:
-    """The rows of an SST among which those of a window of hashes are, read when they are asked for.
+    """Yield the blocks of an SST with the rows of a window of hashes, read on demand.
 
-    What this machine has in its cache is memory-mapped. Else some `read_bytes` of row groups at a time come from the
-    store, and are not put into the cache: what is merged is about to be replaced.
+    A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups at a time come from the store, and are not
+    cached: merged SSTs are about to be replaced.
     """
     mapped = cache.peek(sst, table) if cache is not None else None
     if mapped is not None:
@@ -210,46 +211,46 @@ def _blocks(
 
 
 class _Cursor:
-    """Reads an SST from its lowest hash to its highest: only the block that is being merged is in memory."""
+    """Reads an SST in hash order, with one block in memory."""
 
     def __init__(self, sst: Sst, blocks: Iterator[Block], names: Collection[str] | None) -> None:
         self._sst, self._blocks, self._names = sst, blocks, names
         self._block: Block | None = None
 
     def read(self, low: int, high: int) -> list[pa.Table]:
-        """The rows with hashes from `low` to `high`, both included, in their order, as the table has them now.
+        """Return the rows with hashes from `low` to `high`, both included, in order, with the table's current columns.
 
-        Each call asks for higher hashes than the one before.
+        Each call must ask for higher hashes than the call before.
         """
-        found: list[pa.Table] = []
+        parts: list[pa.Table] = []
         if low > self._sst.hash_max or high < self._sst.hash_min:
-            return found
+            return parts
         while block := self._block or next(self._blocks, None):
             start = int(np.searchsorted(block.hashes, low))
             end = int(np.searchsorted(block.hashes, high, side="right"))
             if start < end:
                 names = (block.stored.schema if block.reading is None else block.reading.schema).names
                 names = [name for name in names if self._names is None or name in self._names]
-                found.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
+                parts.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
             self._block = block if end < len(block.hashes) else None
             if self._block:
                 break
-        return found
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Hashes between two places where an SST may end, both ends included."""
+    """Hashes between two positions where an SST may end, both bounds included."""
 
     low: int
     high: int
     ends_slot: bool
     num_rows: int
-    """Of all inputs, about."""
+    """Approximate rows of all inputs in the interval."""
 
 
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
-    """The window cut at the bounds of slots, and these at about so many rows: hashes are spread evenly."""
+    """Yield the intervals of the window: cut at slot bounds, and within slots at about `interval_rows` rows."""
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
         low, high = bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
@@ -261,53 +262,52 @@ def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interva
 
 
 def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
-    """As many intervals as are merged at once."""
-    taken: list[_Interval] = []
+    slice_: list[_Interval] = []
     num_rows = 0
     for interval in intervals:
-        if taken and num_rows + interval.num_rows > _SLICE_ROWS:
-            yield taken
-            taken, num_rows = [], 0
-        taken.append(interval)
+        if slice_ and num_rows + interval.num_rows > _SLICE_ROWS:
+            yield slice_
+            slice_, num_rows = [], 0
+        slice_.append(interval)
         num_rows += interval.num_rows
-    yield taken
+    yield slice_
 
 
 class _RollingWriter:
-    """Writes rows that come in the order of an SST in SSTs of about `target_file_bytes`.
+    """Writes rows, in SST order, to SSTs of about `target_file_bytes`.
 
-    Its caller says where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
+    The caller marks the ends of slots. Each SST has whole slots, or a part of one slot.
     """
 
     def __init__(
         self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
-        """`finish` puts what was written as an SST where it belongs. An encoded row takes about `row_bytes`."""
+        """`finish` stores a written SST; `row_bytes` is the estimated encoded size of a row."""
         self._table, self._finish = table, finish
         self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
         self._done: list[Sst] = []
-        # Of the SST that is being written:
+        # State of the SST being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
         self._num_waiting = self._waiting_bytes = 0
         self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows. No two calls have rows of one hash."""
+        """Append rows. Rows of one hash must come in one call."""
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes
-        # Rows are written in whole row groups, however few come at a time.
+        # Only whole row groups are written, however few rows come at a time.
         if self._num_waiting >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Here, within a slot, an SST may end: if it is large enough, and has no whole slot."""
+        """Mark a position within a slot; the SST ends here if it is large enough and has no whole slot."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Here a slot ends; `guard`: and so does the SST. Else it may have the next one, too, if that will fit."""
+        """Mark the end of a slot; the SST ends here if `guard`, or if the next slot might not fit."""
         size = self._num_bytes
         if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
             self._cut(inside_a_slot=False)
@@ -315,13 +315,13 @@ class _RollingWriter:
             self._slots, self._before_slot = self._slots + 1, size
 
     def finish(self) -> tuple[Sst, ...]:
-        """The SSTs that were written, in their order; none when there were no rows."""
+        """Return the written SSTs in their order; none if there were no rows."""
         self._cut(inside_a_slot=False)
         return tuple(self._done)
 
     @property
     def _num_bytes(self) -> float:
-        """About how large the SST would be if it ended here."""
+        """Estimated size of the SST if it ended here."""
         return (self._writer.num_bytes if self._writer else 0) + self._num_waiting * self._row_bytes
 
     def _write(self, num_rows: int) -> None:

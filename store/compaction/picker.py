@@ -1,4 +1,4 @@
-"""What to compact now, by a table's policy: for each state partition on its own. Pure."""
+"""Choice of compactions by a table's policy, for each state partition on its own. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from .plan import Compaction
 def pick_for(
     manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
-    """`pick` for a version's table, by its clock; `pick_all` with `full`. Nothing where it has no table."""
+    """Return `pick` for a version's table and clock; with `full`, `pick_all`. Empty if the stage has no table."""
     table = manifest.table
     if table is None:
         return ()
@@ -25,15 +25,15 @@ def pick_for(
 def pick(
     ssts: Iterable[Sst], partitions: int, policy: Policy, *, clock_ms: int | None = None
 ) -> tuple[Compaction, ...]:
-    """What a table's policy calls for, partitions ascending; no SST is in two compactions.
+    """Return the compactions that a table's policy requires, partitions ascending; no SST is in two of them.
 
-    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. Where expired
-    rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first, however few.
+    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. If expired
+    rows take at least half of the bytes of the oldest runs (`ttl.expired_suffix`), these are merged first, however few.
 
-    Carried out and picked anew, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
-    level 0 and each further level within its size (leveled).
+    Repeating pick and merge terminates: with fewer than `l0_trigger` runs in each state partition (universal), or in
+    level 0, and every other level within its size (leveled).
 
-    Raises `ValueError` where the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.
+    Raises `ValueError` if the policy can never be met: `l0_trigger` is below 2, or `fanout` not above 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
@@ -41,23 +41,24 @@ def pick(
         )
     choose = leveled.pick if policy.kind == "leveled" else universal.pick
     due = (
-        one
-        for p, mine in by_partition(ssts, partitions).items()
-        for one in _forgetting(p, partitions, mine, policy, clock_ms) or choose(p, partitions, mine, policy)
+        compaction
+        for p, own_ssts in by_partition(ssts, partitions).items()
+        for compaction in _merge_expired(p, partitions, own_ssts, policy, clock_ms)
+        or choose(p, partitions, own_ssts, policy)
     )
-    return _disjoint(_by_clock(one, clock_ms) for one in due)
+    return _disjoint(_by_clock(compaction, clock_ms) for compaction in due)
 
 
-def _by_clock(one: Compaction, clock_ms: int | None) -> Compaction:
-    """The same, forgetting what is expired by then: that takes writing anew what could only change its level."""
-    has_expired = clock_ms is not None and any(may_have_expired(sst, clock_ms) for sst in one.inputs)
-    return replace(one, clock_ms=clock_ms, moves=one.moves and not has_expired)
+def _by_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
+    """Return the compaction with the clock, so that it drops expired rows; then it cannot be a trivial move."""
+    has_expired = clock_ms is not None and any(may_have_expired(sst, clock_ms) for sst in compaction.inputs)
+    return replace(compaction, clock_ms=clock_ms, moves=compaction.moves and not has_expired)
 
 
-def _forgetting(
+def _merge_expired(
     partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
 ) -> tuple[Compaction, ...]:
-    """The merge that frees what expired rows take, where that is most of it."""
+    """Return the merge of the oldest runs if expired rows are most of their bytes, else none."""
     if clock_ms is None or not any(sst.expiring for sst in ssts):
         return ()
     runs = sorted_runs(ssts)
@@ -77,9 +78,9 @@ def pick_all(
     clock_ms: int | None = None,
     only: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Everything of each state partition that `only` allows, to become one run; no SST is in two compactions.
+    """Return the compaction of each state partition that `only` accepts into one run; no SST is in two of them.
 
-    What is one run without tombstones and expired rows, all of it within its partition, is left alone.
+    Skips partitions that are already one run, without tombstones and expired rows, and within the partition.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -88,18 +89,18 @@ def pick_all(
 
     whole = leveled.everything if policy.kind == "leveled" else universal.everything
     return _disjoint(
-        _by_clock(whole(p, partitions, mine, policy), clock_ms)
-        for p, mine in by_partition(ssts, partitions).items()
-        if only(p) and not (len(sorted_runs(mine)) == 1 and all(is_settled(sst) for sst in mine))
+        _by_clock(whole(p, partitions, own_ssts, policy), clock_ms)
+        for p, own_ssts in by_partition(ssts, partitions).items()
+        if only(p) and not (len(sorted_runs(own_ssts)) == 1 and all(is_settled(sst) for sst in own_ssts))
     )
 
 
-def _disjoint(wanted: Iterable[Compaction]) -> tuple[Compaction, ...]:
-    """Those that share no input with one before; what reaches into several partitions has its turn later."""
+def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
+    """Return the compactions that share no input with an earlier one; a skipped one is picked again later."""
     picked: list[Compaction] = []
-    taken: set[Sst] = set()
-    for one in wanted:
-        if taken.isdisjoint(one.inputs):
-            taken.update(one.inputs)
-            picked.append(one)
+    inputs: set[Sst] = set()
+    for compaction in compactions:
+        if inputs.isdisjoint(compaction.inputs):
+            inputs.update(compaction.inputs)
+            picked.append(compaction)
     return tuple(picked)

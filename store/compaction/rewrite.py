@@ -1,4 +1,4 @@
-"""An SST once more: with other values, or without some of its rows; in the same order, under the same `_seq`."""
+"""Rewriting an SST with other values, or without some rows; order and `_seq` are kept."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,23 +21,24 @@ _SLICE_ROWS = ROW_GROUP_ROWS
 def rewritten(
     store: ObjectStore, cache: SstCache, sst: Sst, table: Table, change: Callable[[pa.Table], pa.Table]
 ) -> SstWriter:
-    """An SST of the table with the rows of this one; `change` gets some of them at a time, as the table has them now.
+    """Encode an SST with the rows of this one after `change`, which gets batches with the table's current columns.
 
-    It is encoded, and put nowhere. What is read comes into the cache. Raises as `change`, `Corruption` where the SST is
-    missing or damaged, and `Unavailable`.
+    Puts nothing into the store; the input is cached. Raises what `change` raises, `Corruption` if the SST is missing or
+    damaged, and `Unavailable`.
     """
     return _encoded(table, cache.open(store, sst, table).blocks, change)
 
 
 Chosen = Callable[[Block], npt.NDArray[np.bool_]]
-"""Which rows of a block are meant."""
+"""Function that returns a mask of the chosen rows of a block."""
 
 
 def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
-    """An SST of the table with the rows of this one but those that are chosen.
+    """Encode an SST with the rows of this one except the chosen rows.
 
-    It is encoded, and put nowhere; without a row where none is left. Nothing of it comes into a cache. `table` is of
-    the oldest version that names the SST: those after it know how to read what that had. Raises as `rewritten`.
+    Puts nothing into the store, and may have no rows. Caches nothing. `table` is that of the oldest version that names
+    the SST: later versions can read its columns. Raises `Corruption` if the SST is missing or damaged, and
+    `Unavailable`.
     """
     return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
 
@@ -45,12 +46,12 @@ def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWr
 def _encoded(
     table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
 ) -> SstWriter:
-    """Rows of an SST's blocks but those that are chosen, changed, some at a time."""
+    """Encode the rows of an SST's blocks, changed, in batches, without the chosen rows."""
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
         count = block.stored.num_rows
         keep = pa.array(~chosen(block)) if chosen is not None else None
-        # Those from before the table got a ttl lack a column.
+        # SSTs from before the table got a ttl lack `_expires_at`.
         stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
         for start in range(0, count, _SLICE_ROWS):
             rows = pa.Table.from_batches([block.rows(stored, start, min(_SLICE_ROWS, count - start))])
@@ -61,18 +62,18 @@ def _encoded(
 
 
 def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
-    """All rows of an SST, checked, and kept nowhere."""
+    """Yield all rows of an SST, checked and not cached."""
     for rows in decode(fetch(store, sst), sst, table):
         yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
 
 
 def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:
-    """Chooses the rows of these keys, in the form that look-ups have them in; `hashes` are theirs, ascending."""
+    """Return a function that chooses the rows of these keys, in look-up form, with their ascending hashes."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
-        found = np.zeros(block.stored.num_rows, np.bool_)
+        mask = np.zeros(block.stored.num_rows, np.bool_)
         for _, at, _, same in block.match(hashes, keys, np.arange(len(hashes)), [HASH, *keys.schema.names]):
-            found[at[same]] = True
-        return found
+            mask[at[same]] = True
+        return mask
 
     return chosen

@@ -1,8 +1,8 @@
 """Universal compaction: few sorted runs, each about as large as all newer ones together.
 
 The choice is RocksDB's (wiki page "Universal Compaction"; `db/compaction/compaction_picker_universal.cc`), for each
-state partition on its own: runs of similar size, newest first, are merged into one, so each row is rewritten
-O(log(state / batch)) times and the large oldest run only when the newer ones have grown to a good part of its size.
+state partition on its own: runs of similar size, newest first, are merged into one. So each row is rewritten
+O(log(state / batch)) times, and the large oldest run only when the newer ones have grown to a good part of its size.
 Pure.
 """
 
@@ -16,18 +16,19 @@ from .plan import Compaction, newest_first
 
 
 def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    """What to merge now of the SSTs that touch a state partition: one compaction, or none.
+    """Return the compaction that a state partition needs now, from the SSTs that touch it; empty if none.
 
-    Fewer than `l0_trigger` runs are left alone; one that was several partitions' counts as often as a key can be in it.
-    Else the first of these that applies, as in RocksDB:
+    Fewer than `l0_trigger` runs are left alone; a run that spans former partitions counts as often as it can have a
+    key.
+    Otherwise the first of these rules that applies, as in RocksDB:
 
     1. The runs but the oldest take more than `max_space_amplification` times the oldest's bytes: merge all.
-    2. Starting from the newest run that allows it, the longest row of runs in which each takes at most
-       `1 + size_ratio` times the bytes of those before it together: merge these, if they are
-       `min_merge_width`.
+    2. From the newest possible run on, take the longest sequence of runs in which each has at most `1 + size_ratio`
+    times
+       the bytes of those before it together: merge these, if they are at least `min_merge_width`.
     3. Merge the newest runs, as many as bring the number of runs below `l0_trigger`.
 
-    Of an SST that reaches beyond the partition, only its share of the bytes counts.
+    An SST that reaches beyond the partition counts with its share of the bytes.
     """
     runs = sorted_runs(ssts)
     depths = [depth(run) for run in runs]
@@ -38,21 +39,21 @@ def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -
     if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
         start, end = 0, len(runs)
     else:
-        left = (sum(depths) - merged + 1 for merged in accumulate(depths))
-        fewest = next((num for num, each in enumerate(left, start=1) if each < policy.l0_trigger), len(runs))
+        remaining = (sum(depths) - merged + 1 for merged in accumulate(depths))
+        fewest = next((num for num, count in enumerate(remaining, start=1) if count < policy.l0_trigger), len(runs))
         start, end = _similar(sizes, policy) or (0, min(fewest, max(2, policy.max_merge_width)))
     merged = everything(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
     return (replace(merged, drops_tombstones=end == len(runs)),)
 
 
 def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """All SSTs that touch a state partition, to become one run."""
+    """Return the compaction of all SSTs that touch a state partition, into one run."""
     inputs, target = newest_first(ssts), policy.target_file_bytes
     return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
 def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
-    """Start and end of the first row of runs of similar size (newest first), or None."""
+    """Return start and end of the first sequence of runs of similar size (newest first), or None."""
     for start in range(len(sizes)):
         total, end = sizes[start], start + 1
         while (

@@ -1,5 +1,5 @@
-"""Blobs and their guarantees: an object store behind one Protocol, in a folder, in memory or in S3.
+"""Object stores behind one Protocol: in a folder, in memory or in S3.
 
-Here too: counting requests and what they cost, retrying them, spooling them on this machine, injecting faults. Not
-here: what the objects mean; names of objects are plain keys.
+Also wrappers that count and price requests, retry them, or spool objects on this machine. Not here: what the objects
+mean; to a store, the name of an object is a plain key.
 """

@@ -1,8 +1,8 @@
-"""Counts of requests to a store and of their bytes: for the figures that the project promises, and for versions.
+"""Counters of requests to a store and of their bytes, for status, benchmarks and the stats of versions.
 
-Another process reads counters while they grow: `SharedCounts` has its numbers in a small memory-mapped file. One file
-for each process that counts, all of one purpose in one folder. Nothing is synchronised: a number is one aligned machine
-word, which its only writer adds to and readers find whole.
+`SharedCounts` keeps its counters in a small memory-mapped file, so that other processes can read them while they grow:
+one file for each counting process, all files of one purpose in one folder. No lock is needed between processes: a
+counter is one aligned machine word with a single writer, so readers never see half of an update.
 """
 
 import mmap
@@ -29,23 +29,24 @@ VERBS = {
 """S3's verb for each method of a store, as `Stats` names it."""
 
 _PAGE = 1000
-"""Keys in one answer of S3 to a listing."""
+"""Keys in one page of an S3 listing."""
 
 T = TypeVar("T")
 
 
 class CountingStore(Wrapper):
-    """Another store, with its requests counted by verb as S3 would count them; those to other roots are, too.
+    """Wrapper that counts the requests to a store, and to the stores at other roots, by S3 verb.
 
-    A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
-    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Thread-safe.
+    A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
+    retries counts once. `on_request` is called for each request with the method's name, bytes read and bytes written.
+    Thread-safe.
     """
 
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
         super().__init__(inner)
         self._on_request = on_request
         self._lock = Lock()
-        # Since the start or the last `reset`: requests by method, sums by field of `Stats`, what `take` gave of these.
+        # Since the last `reset`: requests by method, sums by field of `Stats`, and sums that `take` returned.
         self._counts, self._totals, self._taken = Counter[str](), Counter[str](), Counter[str]()
 
     @property
@@ -67,18 +68,17 @@ class CountingStore(Wrapper):
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of objects sent since the start or the last `reset`, also by puts that were refused."""
+        """Bytes of objects sent since the start or the last `reset`, refused puts included."""
         return self._totals["bytes_written"]
 
     def take(self) -> Stats:
-        """What came since the last `take` (or the start, or the last `reset`): each request is taken once."""
+        """Return the requests and bytes since the last `take`, `reset` or start; each request is returned once."""
         with self._lock:
             new = self._totals - self._taken
             self._taken.update(new)
         return Stats(**new)
 
     def reset(self) -> None:
-        """Count from zero."""
         with self._lock:
             for counter in (self._counts, self._totals, self._taken):
                 counter.clear()
@@ -97,7 +97,7 @@ class CountingStore(Wrapper):
         try:
             result = request()
         finally:
-            # A request that fails is a request.
+            # Failed requests count, too.
             self._count(method, read=len(result or b""), written=len(sent))
         return result
 
@@ -114,7 +114,7 @@ _BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counts into a file of this process alone, which is made, or gone on with. Safe with many threads."""
+    """Counters in a memory-mapped file of this process, created or continued. Safe to use from many threads."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -124,18 +124,18 @@ class SharedCounts:
         self._lock = Lock()
 
     def add(self, method: str, read: int, written: int) -> None:
-        """Count a request: the `on_request` of a `CountingStore`."""
+        """Count one request; usable as `on_request` of a `CountingStore`."""
         with self._lock:
             for field, number in ((VERBS[method], 1), ("bytes_read", read), ("bytes_written", written)):
                 self._slots[_SLOTS.index(field)] += number
 
 
 def shared_stats(folder: Path) -> Stats:
-    """The sum of the counters in a folder; zero when there is none."""
+    """Return the sum of the counters in a folder; zero when the folder is empty or missing."""
     total = Stats()
     for file in sorted(folder.glob("*")):
         with file.open("rb") as opened:
-            # One that is just being made has its size in a moment.
+            # A file that is just being created may not have its full size yet.
             if opened.seek(0, 2) < _BYTES:
                 continue
             mapped = mmap.mmap(opened.fileno(), _BYTES, access=mmap.ACCESS_READ)

@@ -1,6 +1,6 @@
-"""The object store in a folder: what S3 promises, kept with fsync, rename(2) and link(2).
+"""Object store in a folder, with S3's guarantees by fsync, rename(2) and link(2).
 
-Also a store whose puts wait in such a folder until somebody uploads them.
+Also `SpooledStore`, whose puts wait in such a folder until they are uploaded.
 """
 
 import errno
@@ -18,25 +18,25 @@ from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots, Wrapper
 
 _SCRATCH = ".slackwater-tmp"
-"""Folder under the root where objects are written before they get their name; never listed."""
+"""Folder under the root where objects are written before they are renamed to their key; never listed."""
 
 _LEFTOVER_S = 3600
-"""A temporary file this old belongs to no put that is still running."""
+"""Age from which a temporary file cannot belong to a put that is still running."""
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""What the file system answers for a key that names a folder, or goes through a file."""
+"""Error numbers of a read whose key names a folder, is missing, or goes through a file."""
 
 
 class LocalStore(OtherRoots):
     """Objects as files under one folder; a key's '/' is the folder separator. `open_other` opens another root.
 
-    A file appears under its name whole and durable, or not at all: it is written and fsynced under a
-    temporary name, then renamed (put) or hard-linked (put_if_absent: link fails when the name is taken, also
-    between processes), and its folder is fsynced. The root is made by the first put; reading makes nothing.
+    Writes are atomic and durable. An object is written and fsynced under a temporary name, then renamed (put) or
+    hard-linked (put_if_absent: link fails when the name is taken, also by another process), and its folder is fsynced.
+    The first put creates the root; reads create nothing.
 
-    One limit S3 does not have: of the keys `a` and `a/b` only one can exist.
+    One limit that S3 does not have: only one of the keys `a` and `a/b` can exist.
 
-    Every method may raise, besides what `ObjectStore` names:
+    Every method may raise, in addition to the errors that `ObjectStore` names:
         Refused: the key leaves the root or crosses another object, or the file may not be read or written.
         Unavailable: the disk failed or is full.
     """
@@ -83,7 +83,7 @@ class LocalStore(OtherRoots):
                 if error.errno not in (errno.EPERM, errno.ENOTSUP):
                     raise
                 raise Refused(
-                    f"the file system of {self._root} has no hard links, by which objects are created",
+                    f"the file system of {self._root} has no hard links, which creating objects needs",
                     hint="put the store on another disk, or use S3",
                 ) from error
             sync(target.parent)
@@ -94,13 +94,13 @@ class LocalStore(OtherRoots):
                 try:
                     stat = entry.stat()
                 except FileNotFoundError:
-                    continue  # deleted since its folder was read
+                    continue  # deleted since the folder was read
                 yield ObjectInfo(key, stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         with self._translated("list", prefix):
             for key, entry in self._entries(prefix):
-                # As on S3, a folder is what its objects' keys have in common: an empty one does not exist.
+                # As on S3, a folder is a common prefix of keys: empty folders do not exist.
                 if key.endswith("/") and self._has_objects(self._root / key):
                     yield entry.name
 
@@ -110,12 +110,12 @@ class LocalStore(OtherRoots):
             try:
                 path.unlink()
             except OSError as error:
-                # For a folder, which is no object, Linux answers EISDIR and macOS EPERM.
+                # For a folder, Linux answers EISDIR and macOS EPERM.
                 if error.errno not in _ABSENT and not path.is_dir():
                     raise
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Temporary files: of puts under way, and of puts that were killed. Of which keys, is not known."""
+        """Yield all temporary files, of running puts and of killed ones. Their keys are not known."""
         scratch = self._root / _SCRATCH
         with self._translated("list", prefix):
             for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
@@ -135,7 +135,7 @@ class LocalStore(OtherRoots):
         return self._root / key
 
     def _has_objects(self, folder: Path) -> bool:
-        """Whether anything lies below a folder; the first file answers it, however many there are."""
+        """Return True if any file lies below a folder. Stops at the first file."""
         folders = []
         try:
             with os.scandir(folder) as entries:
@@ -149,7 +149,7 @@ class LocalStore(OtherRoots):
         return any(self._has_objects(folder / name) for name in folders)
 
     def _walk(self, prefix: str, start_after: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Keys and files below a prefix, in the order of keys."""
+        """Yield keys and files below a prefix, in key order."""
         for key, entry in self._entries(prefix, start_after):
             if key.endswith("/"):
                 yield from self._walk(key, start_after)
@@ -157,13 +157,13 @@ class LocalStore(OtherRoots):
                 yield key, entry
 
     def _entries(self, prefix: str, start_after: str = "") -> Sequence[tuple[str, os.DirEntry[str]]]:
-        """What one folder holds under a prefix, as keys in order; a folder's key ends with '/'.
+        """Return the entries of one folder whose keys start with a prefix, in key order; folder keys end in '/'.
 
-        With that slash, the order of one folder's entries is the order of all keys below them. Folders whose
-        keys all sort up to `start_after` are left out, so that nobody reads them.
+        That slash makes the order of entries the key order of all objects below them. Folders whose keys all sort up to
+        `start_after` are left out and not read.
         """
         folder = prefix[: prefix.rfind("/") + 1]
-        found = []
+        matches = []
         try:
             if folder:
                 check_key(folder[:-1])
@@ -172,17 +172,17 @@ class LocalStore(OtherRoots):
                     key = folder + entry.name + ("/" if entry.is_dir() else "")
                     beyond = key > start_after or (key.endswith("/") and start_after.startswith(key))
                     if beyond and key.startswith(prefix):
-                        found.append((key, entry))
+                        matches.append((key, entry))
         except Refused:
-            return []  # no key can start like this
+            return []  # no valid key has this prefix
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise
-        return sorted((item for item in found if item[0] != f"{_SCRATCH}/"), key=itemgetter(0))
+        return sorted((item for item in matches if item[0] != f"{_SCRATCH}/"), key=itemgetter(0))
 
     @contextmanager
     def _writing(self, key: str, data: bytes) -> Iterator[Path]:
-        """A durable temporary file with the data, and the folder it shall go to; removed at the end."""
+        """Yield a durable temporary file with the data, with the target folder created; remove the file at the end."""
         with self._translated("write", key):
             scratch = self._root / _SCRATCH
             _make_folder(scratch)
@@ -204,29 +204,29 @@ class LocalStore(OtherRoots):
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
-        """Operating system errors in the words of `ObjectStore`."""
+        """Raise operating system errors as the errors that `ObjectStore` names."""
         try:
             yield
         except SlackwaterError:
             raise  # some of ours are OSErrors too
         except OSError as error:
-            what = f"cannot {verb} {key!r} under {self._root}: {error.strerror}"
+            message = f"cannot {verb} {key!r} under {self._root}: {error.strerror}"
             if verb == "read" and error.errno in (*_ABSENT, errno.ENAMETOOLONG):
                 raise ObjectNotFound(key, self.url) from None
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise Forbidden(what, hint="give this user access to the folder, or name another store") from error
+                raise Forbidden(message, hint="give this user access to the folder, or name another store") from error
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
-                raise Refused(what, hint="in a folder, a key cannot go through another object") from error
-            raise Unavailable(what, hint="see to the disk, then run this again") from error
+                raise Refused(message, hint="in a local store, a key cannot lie below another object's key") from error
+            raise Unavailable(message, hint="check the disk and its free space, then run this again") from error
 
 
 class SpooledStore(Wrapper):
-    """Another store, whose puts wait in a folder of this machine. Safe with many threads and processes.
+    """Wrapper whose puts wait in a folder of this machine. Safe to use from many threads and processes.
 
-    What a process puts here lies in the folder, fsynced, until somebody uploads it; reads look there first. So SSTs can
-    be written and searched at the speed of the disk, while the store is slow or away. Only for machines that share the
-    folder. Only `put` waits: what must be won against others, `put_if_absent`, goes to the store itself, and listings
-    show what the store has. Nothing waits for another root.
+    A put is durable in the folder, and uploaded later by `upload`; reads look in the folder first. So SSTs are written
+    and searched at disk speed while the store is slow or unreachable. Only machines that share the folder can read the
+    spooled objects. `put_if_absent` goes to the store directly, because other writers compete for the key; listings
+    show only what the store has. Stores at other roots do not spool.
     """
 
     def __init__(self, inner: ObjectStore, folder: Path) -> None:
@@ -237,11 +237,11 @@ class SpooledStore(Wrapper):
         return self._inner.at(root)
 
     def upload(self, key: str) -> None:
-        """Put an object that waits, or raise `ObjectNotFound`. It is still read from here, until it is forgotten."""
+        """Put a spooled object into the store. Reads still use the folder until `forget`. Raises `ObjectNotFound`."""
         self._inner.put(key, self._spool.get(key))
 
     def forget(self, key: str) -> None:
-        """Remove an object from the folder: the store has it, or nobody needs it."""
+        """Remove an object from the folder, once it is uploaded or not needed."""
         self._spool.delete(key)
 
     def get(self, key: str) -> bytes:
@@ -269,7 +269,7 @@ class SpooledStore(Wrapper):
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, each of them durably."""
+    """Create a folder and its parents durably: each parent is fsynced."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Asking storage for many things at once: what takes long is its answer."""
+"""Concurrent requests to storage, to hide the latency of each."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,24 +11,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def many(ask: Callable[[T], R], things: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
-    """`ask` of each thing, in their order, `workers` at a time; at most `ahead` answers wait to be taken."""
+def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
+    """Yield `ask(item)` for each item, in order, with `workers` threads; at most `ahead` answers wait to be read."""
     under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for thing in things:
-                under_way.append(pool.submit(ask, thing))
+            for item in items:
+                under_way.append(pool.submit(ask, item))
                 if len(under_way) > ahead:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
         finally:
-            # Where one failed, or nobody wants the rest: what has not begun does not begin.
+            # After a failure, or if the caller stops reading, pending calls are not started.
             for waiting in under_way:
                 waiting.cancel()
 
 
-def do_all(what: Callable[[T], object], things: Iterable[T], workers: int = _WORKERS) -> None:
-    """`what` with each thing, `workers` at a time, in any order."""
-    for _ in many(what, things, workers):
+def do_all(action: Callable[[T], object], items: Iterable[T], workers: int = _WORKERS) -> None:
+    """Call `action` on each item with `workers` threads, in any order."""
+    for _ in many(action, items, workers):
         pass

@@ -1,4 +1,4 @@
-"""The object store in memory: for tests and for trying things; the same guarantees as the durable ones."""
+"""Object store in memory, for tests and experiments, with the guarantees of the durable stores."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ _numbers = count(1)
 
 
 class MemoryStore(OtherRoots):
-    """Objects of this process, gone with it. Safe to use from many threads."""
+    """Objects in the memory of this process. Safe to use from many threads."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Two stores are never the same root, so their URLs differ.
+        # Two stores never share a root, so their URLs differ.
         self._url = f"memory:{next(_numbers)}"
         self._lock = Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
-        """The keys of `_objects` (data and time of writing), sorted: listing 100,000 must not sort them each time."""
+        """Sorted keys of `_objects` (data and time of writing): sorting 100,000 for each listing is slow."""
 
     @property
     def url(self) -> str:
@@ -61,8 +61,8 @@ class MemoryStore(OtherRoots):
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         key = self._first(max(prefix, start_after + "\0"))
         while key is not None and key.startswith(prefix):
-            if (found := self._objects.get(key)) is not None:
-                yield ObjectInfo(key, len(found[0]), found[1])
+            if (stored := self._objects.get(key)) is not None:
+                yield ObjectInfo(key, len(stored[0]), stored[1])
             key = self._first(key + "\0")
 
     def list_folders(self, prefix: str) -> Iterator[str]:
@@ -75,7 +75,7 @@ class MemoryStore(OtherRoots):
             key = self._first(f"{prefix}{name}0" if slash else key + "\0")
 
     def _first(self, at_least: str) -> str | None:
-        """The first key from this one on. No key has a NUL, so what follows a key begins with the key and one."""
+        """Return the first key >= `at_least`, or None."""
         with self._lock:
             index = bisect_left(self._keys, at_least)
             return self._keys[index] if index < len(self._keys) else None

@@ -1,4 +1,4 @@
-"""From a store root as the user writes it to a store."""
+"""Opening a store at a root that a user typed."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from .s3.settings import Remote, S3Access, S3Place, S3Settings
 from .wrapper import OtherRoots
 
 PATIENCE_S = 60.0
-"""How long a remote store is waited for, in seconds, where the user does not say."""
+"""Default time for which requests to a remote store are retried, in seconds."""
 
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -27,12 +27,12 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 def access_to(store: ObjectStore) -> S3Access | None:
-    """How this process gets to the store now, for one that knows nothing but the root; None where that is enough."""
+    """Return the place and current credentials of the store, for another process; None if the root is enough."""
     return store.access() if isinstance(store, Remote) else None
 
 
 def take(access: S3Access | None) -> S3Place | None:
-    """Get to S3 as another process does: its place, for `open_store`. Stores that are open there sign anew."""
+    """Accept another process's access to S3, also for stores open there. Returns the place, for `open_store`."""
     if access is None:
         return None
     from .s3.client import take as sign_anew
@@ -43,30 +43,30 @@ def take(access: S3Access | None) -> S3Place | None:
 def open_store(
     url: str, *, patience_s: float = PATIENCE_S, settings: S3Settings | None = None, place: S3Place | None = None
 ) -> ObjectStore:
-    """The store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
+    """Open the store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
 
-    No request is made and nothing is created. Stores `at` other roots are opened likewise.
+    Makes no request and creates nothing. The store's `at` opens other roots with the same settings.
 
     Args:
         url: the root.
-        patience_s: how long each request to S3 is retried while storage does not answer, in seconds.
-        settings: of requests to S3; None for what this process's environment says (`settings_in`).
-        place: what `take` returned, with settings of its own; None where S3 is where AWS's environment says.
+        patience_s: time for which each request to S3 is retried while storage does not answer, in seconds.
+        settings: settings of S3 requests; None takes them from this process's environment (`settings_in`).
+        place: result of `take`, which has settings of its own; None takes endpoint and region from AWS's environment.
 
-    Raises `Usage` where the root cannot be understood, or names storage that is not supported; or where the
-    environment's settings of S3, where they count, cannot be.
+    Raises `Usage` if the root cannot be parsed or names unsupported storage, or if a setting of S3 in the environment
+    is invalid.
     """
-    others = partial(open_store, patience_s=patience_s, settings=settings, place=place)
+    open_other = partial(open_store, patience_s=patience_s, settings=settings, place=place)
     scheme = _SCHEME.match(url)
     if scheme is None:
         if _WINDOWS.match(url) and os.name != "nt":
-            raise Usage(f"store {url!r} is a path of Windows; expected {_SUPPORTED}")
-        return _folder(url, url, others)
+            raise Usage(f"store {url!r} is a Windows path; expected {_SUPPORTED}")
+        return _folder(url, url, open_other)
     if _CREDENTIALS.match(url):
-        # Nor is the root repeated: what is written there is often a secret.
+        # The error does not repeat the root, which often contains a secret here.
         raise Usage(
-            f"the store root has a user or a key before '@': expected {_SUPPORTED}",
-            hint="leave it out; S3's credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+            f"the store root has credentials before '@': expected {_SUPPORTED}",
+            hint="remove them; S3 credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     match scheme[1].lower():
         case "file":
@@ -76,17 +76,17 @@ def open_store(
                     f"store {url!r} names the host {parts.netloc!r}: expected a folder of this machine",
                     hint=f"write file:///{parts.netloc}{parts.path} if that was meant",
                 )
-            return _folder(unquote(parts.path), url, others)
+            return _folder(unquote(parts.path), url, open_other)
         case "s3":
             bucket, _, prefix = url.split(":", 1)[1].removeprefix("//").partition("/")
             prefix = prefix.strip("/")
             if not _BUCKET.fullmatch(bucket):
                 raise Usage(
-                    f"store {url!r} names no usable bucket: expected s3://bucket/prefix, found bucket {bucket!r}"
+                    f"store {url!r} has no valid bucket name: expected s3://bucket/prefix, found bucket {bucket!r}"
                 )
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
-            # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
+            # boto3 takes a quarter of a second to import, so it is loaded only for S3.
             from .s3.store import S3Store
 
             return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, place=place)
@@ -100,7 +100,7 @@ OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """Raise `Usage` for a root that no store gives as its `url`, which manifests keep. Empty is the manifest's own."""
+    """Raise `Usage` for a root that no store has as its `url`. Empty is valid: the root of the manifest itself."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)
@@ -116,13 +116,13 @@ def _is_prefix(prefix: str) -> bool:
     return not prefix or not any(segment in ("", ".", "..") for segment in prefix.split("/"))
 
 
-def _folder(path: str, url: str, others: Callable[[str], ObjectStore]) -> LocalStore:
+def _folder(path: str, url: str, open_other: Callable[[str], ObjectStore]) -> LocalStore:
     if not path.strip() or "\0" in path:
-        raise Usage(f"store {url!r} names nothing: expected {_SUPPORTED}")
+        raise Usage(f"store {url!r} is not usable: expected {_SUPPORTED}")
     try:
         folder = Path(path).expanduser()
     except RuntimeError as error:
         raise Usage(f"store {url!r}: {error}") from None
     if folder.exists() and not folder.is_dir():
         raise Usage(f"store {url!r} is a file; expected {_SUPPORTED}")
-    return LocalStore(folder, others)
+    return LocalStore(folder, open_other)

@@ -1,6 +1,6 @@
-"""Patience with a server that does not answer: backoff, one visible line, and an end.
+"""Retries of requests to a server that does not answer: backoff, one visible warning, and a deadline.
 
-A budget bounds how many repeated requests one process sends to one server, however many of its threads wait for it.
+A budget bounds the retries that one process sends to one server, over all its threads.
 """
 
 import logging
@@ -16,16 +16,16 @@ from ...common.silence import SILENT_S, address_of, on_silence, warn_of
 from ...errors import Unavailable
 
 AT_ONCE = 20.0
-"""Repetitions that may follow each other at once, where nobody says otherwise."""
+"""Default number of retries that may be sent in a burst."""
 PER_S = 1.0
-"""Repetitions a second that a server may get at length, where nobody says otherwise."""
+"""Default sustained rate of retries to a server, per second."""
 _PER_ANSWER = 0.1
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _SHORTEST_S = 0.001
 _QUIET_S = 1.0
-"""An outage shorter than this is nobody's concern."""
+"""Shortest outage that is reported."""
 
 _log = logging.getLogger("slackwater")
 
@@ -34,21 +34,21 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class RetryBudget:
-    """A bucket of tokens; a repetition takes one, and without one it is not sent. Safe to use from many threads.
+    """A token bucket for retries: each takes one token, and is not sent without one. Safe to use from many threads.
 
     Backoff alone slows each request down, but a hundred threads that back off still send many times what an overloaded
-    server can answer, most of it for the second or third time. The bucket bounds the sum: tokens come with time, one a
-    tenth of the requests answered, and a repetition that was answered gives its own back, so that a server that has
-    come back is believed at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, has a
-    client's repetitions at 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
+    server can answer, most of it for the second or third time. The bucket bounds the sum. Tokens refill with time, by a
+    tenth for each answered request, and by one for each retry that was answered, so that a recovered server gets full
+    traffic at once. ("Handling Overload" in Site Reliability Engineering, Beyer et al. 2016, limits a client's retries
+    to 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
     """
 
     at_once: float = AT_ONCE
-    """Tokens in a full bucket, which it is at first; at least 1."""
+    """Capacity of the bucket in tokens, at least 1; the bucket starts full."""
     per_s: float = PER_S
-    """Tokens that come back each second; above 0."""
+    """Tokens refilled each second; above 0."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-    """Seconds, never going back."""
+    """Monotonic clock, in seconds."""
 
     def __post_init__(self) -> None:
         self._lock = Lock()
@@ -56,71 +56,71 @@ class RetryBudget:
         self._filled_s = self.clock()
 
     def take(self) -> bool:
-        """Whether a repetition may be sent now; if so, its token is gone."""
+        """Take a token for a retry. Returns False, and takes none, if the bucket is empty."""
         with self._lock:
             now_s = self.clock()
             self._tokens = min(self.at_once, self._tokens + (now_s - self._filled_s) * self.per_s)
             self._filled_s = now_s
-            # What ticks of the clock add up to may fall short of a whole by a rounding.
+            # Sums of refills may miss a whole token by a rounding error.
             if self._tokens < 1 - 1e-9:
                 return False
             self._tokens -= 1
             return True
 
     def answered(self, *, repeated: bool) -> None:
-        """The server has answered a request; `repeated` when a token was taken for it."""
+        """Refill the bucket after the server answered a request; `repeated` if a token was taken for that request."""
         with self._lock:
             self._tokens = min(self.at_once, self._tokens + (1 if repeated else _PER_ANSWER))
 
 
 class TransientError(Exception):
-    """An attempt failed in a way that may pass; its text is the reason as a person should read it."""
+    """A failed attempt that may succeed when retried; its text is the reason, for a person to read."""
 
 
-# Not botocore's retries, which end after a number of attempts and not of seconds, nor tenacity's, which share no budget
-# and take no clock: the laws over crowds of requests (test_retry_budget.py) could not be tested.
+# botocore limits the number of attempts, not the time. tenacity has no shared budget and no injectable clock, which the
+# tests of many concurrent clients (test_retry_budget.py) need.
 @dataclass(eq=False)
 class Retry:
-    """Repeats requests to one server until they succeed or patience ends. Safe to use from many threads.
+    """Retries requests to one server until they succeed or `patience_s` is over. Safe to use from many threads.
 
-    Between attempts it waits a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker, Exponential
-    Backoff And Jitter, AWS Architecture Blog 2015), and on until the budget has a token for it. When the server has
-    been away for a second, logger "slackwater" says so, once for each outage and however many threads wait; and once
-    that it is back.
+    Between attempts it sleeps a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker, Exponential
+    Backoff And Jitter, AWS Architecture Blog 2015), and then until the budget has a token. When the server has been
+    unreachable for a second, logger "slackwater" warns once for each outage, however many threads wait, and logs the
+    recovery.
     """
 
-    what: str
-    """The server as people should read it, without credentials."""
+    server: str
+    """Name of the server for messages, without credentials."""
     patience_s: float
-    """How long one request is repeated, in seconds from its first failure."""
+    """Time for which one request is retried, in seconds from its first failure."""
     _: KW_ONLY
     setting: str = ""
-    """What has its address; empty where that is none of the user's settings."""
+    """Name of the user's setting that has the server's address; empty if no setting has it."""
     silent_s: float = SILENT_S
-    """After how long a request that waits for the server's very first answer is reported."""
+    """Seconds after which a request that waits for the server's very first answer is reported."""
     budget: RetryBudget | None = None
-    """What all who talk to the server share; None for one of its own."""
+    """Budget that all clients of the server share; None for a budget of this object alone."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     seed: int | None = None
-    """Of the jitter; None for one of the system's."""
+    """Seed of the jitter; None for a seed from the system."""
 
     def __post_init__(self) -> None:
         self._budget = self.budget or RetryBudget(clock=self.clock)
-        self._random = random.Random(self.seed)  # noqa: S311 - spreads load, guards nothing
+        self._random = random.Random(self.seed)  # noqa: S311 - not for security
         self._lock = Lock()
         self._has_answered = self._reported = False
         self._away_since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns, once it does not raise `TransientError`. Raises `Unavailable` when patience ends."""
+        """Retry `attempt` while it raises `TransientError`; return its result. Raises `Unavailable` at the deadline."""
         first_failure_s: float | None = None
         delay_s = _FIRST_DELAY_S
         paid = False
         while True:
             began_s = self.clock()
             try:
-                # A server that never answered may be none: its silence is reported before it ends.
+                # A server that never answered may be a wrong address: report its silence before the request ends.
                 with nullcontext() if self._has_answered else on_silence(self._silent, self.silent_s):
                     result = attempt()
             except TransientError as error:
@@ -129,17 +129,17 @@ class Retry:
                     first_failure_s = now_s
                 elapsed_s = now_s - first_failure_s
                 left_s = self.patience_s - elapsed_s
-                # A rest that the clock is too coarse to see would never be slept away.
+                # A remainder below the clock's resolution would never elapse.
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
-                        f"{self.what} did not answer for {elapsed_s:.0f} s: {error}",
-                        hint=address_of(self.setting) or "see that it runs and can be reached from here",
+                        f"{self.server} did not answer for {elapsed_s:.0f} s: {error}",
+                        hint=address_of(self.setting) or "check that it runs and can be reached from this machine",
                     ) from error.__cause__
-                trying = f"{self.what} does not answer ({error}); trying again for {self.patience_s:.0f} s"
+                trying = f"{self.server} does not answer ({error}); retrying for up to {self.patience_s:.0f} s"
                 self._away(began_s, _QUIET_S, trying)
-                paid, delay_s = self._rest(delay_s, left_s)
+                paid, delay_s = self._back_off(delay_s, left_s)
             except Exception:
-                self._answered(repeated=paid)  # it refused, so it is there
+                self._answered(repeated=paid)  # a refusal is an answer
                 raise
             else:
                 self._answered(repeated=paid)
@@ -148,10 +148,10 @@ class Retry:
     def _silent(self) -> None:
         if not self._has_answered:
             since_s = self.clock() - self.silent_s
-            self._away(since_s, 0, f"{self.what} has not answered for {self.silent_s:.0f} s")
+            self._away(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
 
     def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
-        """Note that the server is away since then or before; say so once, if that is at least `quiet_s` ago."""
+        """Record that the server has been unreachable since `since_s`; warn once if that is at least `quiet_s` ago."""
         with self._lock:
             if self._away_since is None:
                 self._away_since = since_s
@@ -160,12 +160,12 @@ class Retry:
             self._reported = True
         warn_of(silence, self.setting)
 
-    def _rest(self, delay_s: float, left_s: float) -> tuple[bool, float]:
-        """Wait for a random part of `delay_s`, and on until the budget has a token, but no longer than `left_s`.
+    def _back_off(self, delay_s: float, left_s: float) -> tuple[bool, float]:
+        """Sleep a random part of `delay_s`, then until the budget has a token, but no longer than `left_s`.
 
         Returns:
-            Whether there was a token, and the next delay. The last attempt, when patience ends, needs none: one
-            a request is no multitude, and it may find a server that has come back at last.
+            True if a token was taken, and the next delay. The last attempt before the deadline needs no token: one
+            attempt per request adds little load, and the server may have recovered.
         """
         while True:
             wait_s = min(self._random.uniform(0, delay_s), left_s)
@@ -186,4 +186,4 @@ class Retry:
             away_since, reported = self._away_since, self._reported
             self._away_since, self._reported = None, False
         if reported and away_since is not None:
-            _log.warning("%s is back after %.0f s", self.what, self.clock() - away_since)
+            _log.warning("%s is back after %.0f s", self.server, self.clock() - away_since)

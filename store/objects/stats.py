@@ -1,13 +1,12 @@
-"""Counters of requests, bytes and look-ups, in all and by version, and what S3 charges for them in a month.
+"""Counters of requests, bytes and look-ups, in total and by version, and their monthly cost on S3.
 
-A version tells of requests and bytes of every process that worked for its stage, look-ups and SSTs: of everything that
-came after the version before was written up, and before this one was. So the put of a manifest is counted by the
-version after it, and what a runner does after its last commit by none. A version whose writer counts nothing (a clone,
-a rescale) has no `stats`; the `totals` go on from it.
+The stats of a version cover every process that worked for its stage since the stats of the version before were
+written. So the put of a manifest is counted by the next version, and a runner's requests after its last commit are not
+counted. A version whose writer counts nothing (a clone, a rescale) has no `stats`; `totals` continue after it.
 
-The default prices are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as known to us;
-they may have changed: see https://aws.amazon.com/s3/pricing/. Requests that delete are free, and so is traffic between
-S3 and machines of the same region, and all traffic in.
+The default prices are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as last
+checked: see https://aws.amazon.com/s3/pricing/. Deletes are free, and so are traffic between S3 and machines of the
+same region, and all inbound traffic.
 """
 
 from dataclasses import dataclass, fields
@@ -17,14 +16,14 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
-"""A count that is summed up for as long as a stage lives."""
+"""A count that only grows during the life of a stage."""
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """What versions of a stage took, in all processes that worked for it."""
+    """Requests, bytes, look-ups and commits of some versions of a stage, by all processes that worked for it."""
 
     ms: Sum = 0
-    """How long was counted: while the stage stood still for want of a runner, nothing was."""
+    """Duration that the counters cover, in ms; time without a runner is not included."""
     gets: Sum = 0
     puts: Sum = 0
     lists: Sum = 0
@@ -37,34 +36,33 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     searched: Sum = 0
     """Probes: pairs of such a key and an SST that could have it."""
     filtered: Sum = 0
-    """Of these, what a filter ruled out."""
+    """Probes that a filter ruled out."""
     cache_hits: Sum = 0
-    """SSTs looked into that the machine had."""
+    """Searched SSTs that were in the machine's cache."""
     cache_misses: Sum = 0
     row_groups: Sum = 0
     """Row groups read from the store by ranges."""
     flushed_bytes: Sum = 0
-    """SSTs of level 0: what batches wrote."""
+    """Bytes of new SSTs of level 0, written by batches."""
     compacted_bytes: Sum = 0
-    """SSTs of other levels that a version names for the first time: what compactions wrote."""
+    """Bytes of new SSTs of other levels, written by compactions."""
     commits: Sum = 0
-    """Puts of manifests that `commit_ms` is the time of."""
+    """Number of manifest puts that `commit_ms` covers."""
     commit_ms: Sum = 0
 
     def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own + other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: "Stats") -> "Stats":
-        return Stats(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Stats(*(own - other_count for own, other_count in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def requests(self) -> int:
-        """Requests of all verbs."""
         return self.gets + self.puts + self.lists + self.deletes
 
 
 HOURS_A_MONTH = 730
-"""365 days of 24 hours, a twelfth of them: what AWS calculates with."""
+"""Hours of an average month (365 days / 12), as AWS calculates."""
 _GB = 1 << 30
 _Price = Annotated[float, Meta(ge=0, le=1e12, description="a number that is not negative")]
 
@@ -73,18 +71,18 @@ class Prices(Struct, frozen=True):
     """Prices, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
 
     get_per_1000: _Price = 0.0004
-    """Also for every other request that reads an object."""
+    """Price of GET and every other request that reads an object."""
     put_per_1000: _Price = 0.005
     list_per_1000: _Price = 0.005
     delete_per_1000: _Price = 0.0
     stored_per_gb_month: _Price = 0.023
     read_per_gb: _Price = 0.0
-    """Traffic out of S3: 0.02 and more to another region, 0.09 and less to the internet."""
+    """Outbound traffic: 0.02 and more to another region, 0.09 and less to the internet."""
     currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
 
 
 class Cost(Struct, frozen=True):
-    """What a month costs."""
+    """Cost of a month, by kind."""
 
     requests: float
     traffic: float
@@ -92,12 +90,11 @@ class Cost(Struct, frozen=True):
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.requests + self.traffic + self.storage
 
 
 def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
-    """What a month costs in which `hourly` is taken each hour, and so many bytes lie in the store all the time."""
+    """Return the cost of a month with `hourly` requests and traffic each hour and `stored_bytes` stored throughout."""
     thousands = hourly.gets * prices.get_per_1000 + hourly.puts * prices.put_per_1000
     thousands += hourly.lists * prices.list_per_1000 + hourly.deletes * prices.delete_per_1000
     return Cost(
@@ -109,36 +106,34 @@ def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
 
 @dataclass(slots=True)
 class Reads:
-    """Counters of look-ups. Each starts at 0 and only grows. Not locked: one for each thread, then `add`."""
+    """Counters of look-ups. Each starts at 0 and only grows. Not locked: use one object per thread, then `add`."""
 
     requests: int = 0
-    """Requests to the store."""
     round_trips: int = 0
-    """How often it was waited for these: those that are under way together count once."""
+    """Round trips to the store: concurrent requests count once."""
     bytes: int = 0
-    """Bytes that they brought: pages, footers, indexes, filters, gaps between them, whole SSTs."""
+    """Bytes read: pages, footers, indexes, filters, gaps between them, whole SSTs."""
     row_groups: int = 0
-    """Row groups of which pages were read from the store by ranges, or all."""
+    """Row groups read from the store by ranges, in part or whole."""
     touched_bytes: int = 0
-    """Bytes of the row groups that keys fall in by their hash, also where a filter ruled them out."""
+    """Bytes of the row groups that keys fall in by their hash, also those that a filter ruled out."""
     keys: int = 0
-    """Keys asked for."""
     searched: int = 0
-    """Probes: pairs of a key and an SST whose range of hashes has the key's, newest first until it is found."""
+    """Probes: pairs of a key and an SST whose range of hashes has the key's, newest first until the key is found."""
     filtered: int = 0
-    """Probes that a filter ruled out: neither row groups were read for them nor hashes searched."""
+    """Probes that a filter ruled out: no row group was read, and no hashes were searched."""
     cache_hits: int = 0
-    """SSTs that this machine had."""
+    """SSTs that were in this machine's cache."""
     cache_misses: int = 0
-    """SSTs that it did not have: read by ranges, or fetched whole."""
+    """SSTs that were not in the cache: read by ranges, or fetched whole."""
 
     def add(self, other: "Reads") -> None:
-        """Add the other's counts to these."""
+        """Add the counts of `other`."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 def looked_up(reads: Reads) -> Stats:
-    """The counters of look-ups. Their requests are not among them: the store counts those."""
+    """Return the look-up counters as `Stats`. Requests are left out: the store counts those."""
     names = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
     return Stats(**{name: getattr(reads, name) for name in names})

@@ -1,4 +1,4 @@
-"""Base classes of stores: one opens stores at other roots, one passes all requests on to another store."""
+"""Base classes of stores: `OtherRoots` opens stores at other roots, `Wrapper` forwards requests to another store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class OtherRoots(ABC):
-    """A base for stores: `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
+    """Base class whose `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
-    """`open_store`: the module that has it says so, as it knows these stores."""
+    """`open_store`; set by its module, which imports this one."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other
@@ -37,9 +37,9 @@ class OtherRoots(ABC):
 
 
 class Wrapper(OtherRoots):
-    """Another store, to which all requests are passed on. At another root it wraps the inner store's `at`.
+    """Base class that forwards all requests to an inner store; its `at` wraps the inner store's `at`.
 
-    What a subclass counts or chooses stands in objects that its copies share.
+    State of a subclass, such as counters, is kept in objects that copies share.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -56,7 +56,7 @@ class Wrapper(OtherRoots):
         return self._inner.url
 
     def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
-        """Make a request to the inner store, which comes as a function: for subclasses that change all of them."""
+        """Send one request to the inner store. Subclasses override this to change all requests."""
         return request()
 
     def get(self, key: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Finding rows: fetching and decoding SSTs, the cache on this machine, multi-get, range reads, a table's DuckDB view.
+"""Reading SSTs: fetching, decoding, this machine's cache, multi-get, range reads, DuckDB views of a table.
 
-A batch's keys are looked up by `multi_get`, which looks in the blocks (`decode`) that `cache` has or fetches whole
-(`fetch`), and reads of other SSTs the pages that it needs (`remote_sst`). Nothing here writes to the store.
+`multi_get` looks up a batch's keys. It searches blocks (`decode`) from the `cache` or from whole fetched objects
+(`fetch`), and reads single pages of other SSTs (`remote_sst`). Nothing here writes to the store.
 """

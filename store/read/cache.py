@@ -1,7 +1,7 @@
-"""SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
+"""Cache of SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
 
-Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable folder
-everything is read into memory. DuckDB reads the object itself in a local store, else a copy on this machine.
+Correctness never depends on the cache: missing or damaged files are fetched again, and without a usable folder
+everything is read into memory. DuckDB reads the object itself if the store is local, else a copy on this machine.
 """
 
 import os
@@ -34,9 +34,9 @@ _SHOWN = ".shown.parquet"
 
 
 class ParquetCopies:
-    """Files whose bytes were checked once by this process, and which stay until `close`. Safe with many threads.
+    """Parquet files that this process checked once, and that stay until `close`. Safe to use from many threads.
 
-    Copies that the folder cannot hold go to a temporary one, gone with this object.
+    Copies that the cache folder cannot hold go to a temporary folder, removed with this object.
     """
 
     def __init__(self, folder: CacheFolder) -> None:
@@ -48,7 +48,7 @@ class ParquetCopies:
         weakref.finalize(self, self._pins.close)
 
     def path(self, store: ObjectStore, sst: Sst) -> Path:
-        """The file with the object's bytes. See `SstCache.parquet_path`."""
+        """Return a file with the object's bytes. See `SstCache.parquet_path`."""
         name = file_name(sst)
         path = self._paths.get(name)
         if path is None:
@@ -57,7 +57,7 @@ class ParquetCopies:
         return path
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """A file with the same rows, of values that SQL has. See `SstCache.sql_path`."""
+        """Return a file with the same rows, and values that SQL supports. See `SstCache.sql_path`."""
         if not sst.unshowable:
             return self.path(store, sst)
         name = file_name(sst) + _SHOWN
@@ -70,13 +70,13 @@ class ParquetCopies:
         return path
 
     def close(self) -> None:
-        """Keep copies from eviction no longer."""
+        """Release the pins that protect copies from eviction."""
         with self._lock:
             self._paths.clear()
             self._pins.close()
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """The object's own file, checked; None where there is none that DuckDB can name."""
+        """Return the object's own file, checked; None for a remote store or a path that DuckDB would expand."""
         path = store.at(sst.root).local_path(sst.object)
         if path is None or _is_pattern(path):
             return None
@@ -89,7 +89,7 @@ class ParquetCopies:
         return path
 
     def _copy(self, store: ObjectStore, sst: Sst, name: str) -> Path:
-        """A copy in the folder, safe from eviction; outside of it where the folder cannot have one."""
+        """Return a pinned copy in the cache folder, or a copy outside if the folder cannot hold it."""
         path = self._folder.path / name
         may_keep = not _is_pattern(path)
         if may_keep and self._pin(name):
@@ -105,7 +105,7 @@ class ParquetCopies:
         return self._spilled(sst, name, data)
 
     def _spilled(self, sst: Sst, name: str, data: bytes | pa.Buffer) -> Path:
-        """A file with these bytes, outside of the folder."""
+        """Write the bytes to a file outside of the cache folder, and return its path."""
         try:
             with self._lock:
                 if self._spill is None:
@@ -116,7 +116,7 @@ class ParquetCopies:
         except OSError as error:
             raise Unavailable(
                 f"no folder on this machine can hold a copy of SST {sst.object} ({len(data)} bytes): {error}",
-                hint="free some disk, or name a larger folder for the cache",
+                hint="free disk space, or set a larger cache folder",
             ) from error
         return path
 
@@ -134,60 +134,61 @@ def _check_file(path: Path, sst: Sst) -> None:
 
 
 def _is_pattern(path: Path) -> bool:
-    """Whether DuckDB would take the path for a pattern, and perhaps find another file with it."""
+    """Return True if DuckDB would expand the path as a glob pattern, and perhaps match other files."""
     return any(character in str(path) for character in "*?[")
 
 
 _ARROW = ".arrow"
 _MAX_OPEN = 1024
-"""SSTs a process keeps mapped."""
+"""Most SSTs that a process keeps mapped."""
 _MAX_COUNTED = 10_000
-"""SSTs for which reads of ranges are counted, and refusals are known."""
+"""Most SSTs for which range reads and refusals are remembered."""
 _TOUCH_S = 60.0
-"""How exactly the time of a file's last use is known."""
+"""Resolution of a file's last-use time, in seconds."""
 _REFUSED_S = 60.0
-"""For so long nobody tries again to keep an SST that could not be kept."""
+"""Seconds before the cache retries an SST that it could not hold."""
 _MEMORY_BYTES = 256 << 20
-"""What SSTs may take of this process's memory while the folder is of no use; what `open` asks for may be larger."""
+"""Memory limit for SSTs while the cache folder is unusable; `open` may exceed it for a larger SST."""
 _WHOLE_BYTES = 64 << 20
-"""Larger SSTs come to the cache by ranges: bounds memory."""
+"""Size from which SSTs are fetched into the cache by ranges, which bounds memory."""
 
 
 class SstCache:
-    """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
+    """A bounded cache folder of SSTs, and the SSTs that this process has open. Safe for many threads and processes."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Use a folder of its own, created when it is first needed, which any number of processes may share."""
+        """Use a folder for this cache alone, created on first use, which many processes may share."""
         self.max_bytes = max_bytes
-        """What the folder's files may take together (see `CacheFolder`)."""
+        """Limit of the folder's files together, in bytes (see `CacheFolder`)."""
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
-        # By name of the SST's file.
+        # Keyed by the SST's file name.
         self._mapped: LRUCache[str, Mapped] = LRUCache(_MAX_OPEN)
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
-        """Mapped files whose last use was noted a moment ago."""
+        """Mapped files whose last use was recorded within `_TOUCH_S`."""
         self._in_memory: LRUCache[str, Mapped] = LRUCache(
             _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = time.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
-        """Object and bytes read of it by ranges."""
+        """Object key and bytes read by ranges, by file name."""
         self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _REFUSED_S)
 
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
-        """The SST's rows; asks the store only when no process of this machine has them yet.
+        """Return the SST's rows; reads the store only if no process of this machine has cached them.
 
-        Where they can be kept nowhere, all of them are in the memory of this process: `bring` avoids that. Raises as
-        `bring`.
+        If the cache cannot hold the rows, all of them are read into this process's memory; `bring` avoids that. Raises
+        `Corruption` if the SST is missing or damaged, and `Unavailable`.
         """
         mapped = self.bring(store, sst, table, Reads())
         return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
-        """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.
+        """Return the SST's rows; None if neither the folder nor the memory limit can hold them.
 
-        `reads` counts what is asked of the store.
+        `reads` counts the requests to the store. Raises `Corruption` if the SST is missing or damaged, and
+        `Unavailable`.
         """
         mapped = self.peek(sst, table)
         with self._lock:
@@ -196,26 +197,26 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            held, memory_bytes = [], 0
+            batches, memory_bytes = [], 0
             for rows in decode(data, sst, table):
                 memory_bytes += rows.nbytes
                 if memory_bytes > _MEMORY_BYTES:
                     break
-                held.append(rows)
+                batches.append(rows)
             else:
-                return self._hold(sst, table, held)
+                return self._hold(sst, table, batches)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
         return mapped
 
     def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
-        """Have the SST in the folder, if it can be there. Raises as `bring`."""
+        """Fetch the SST into the folder if it fits. Raises `Corruption` or `Unavailable`."""
         if not self.has(sst):
             self._fetch(store, sst, table, Reads())
 
     def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
-        """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
+        """Fetch the SST into the folder. Returns its bytes, or None if they are too many to hold at once."""
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
             parts = ranged.having(HASH, sst.hash_min, sst.hash_max)
@@ -229,24 +230,24 @@ class SstCache:
         return data
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
-        """The SST's rows if this machine has them, else None; asks no store."""
+        """Return the SST's rows if this machine has them, else None. Makes no request."""
         name = file_name(sst)
         with self._lock:
-            kept = self._mapped if name in self._mapped else self._in_memory
-            mapped = kept.get(name)
-            if kept is self._mapped and name not in self._touched:
+            cached = self._mapped if name in self._mapped else self._in_memory
+            mapped = cached.get(name)
+            if cached is self._mapped and name not in self._touched:
                 self._touched[name] = None
                 self._folder.touch(name + _ARROW)
         if mapped is None:
             return self._map(name, sst, table)
-        found = mapped.read_as(table, sst)
-        if found is not mapped:
+        current = mapped.read_as(table, sst)
+        if current is not mapped:
             with self._lock:
-                kept[name] = found
-        return found
+                cached[name] = current
+        return current
 
     def has(self, sst: Sst) -> bool:
-        """Whether this machine seems to have the SST's rows; asks no store, and looks at no byte of them."""
+        """Return True if this machine has a file of the SST, unchecked. Makes no request."""
         name = file_name(sst)
         with self._lock:
             if name in self._mapped or name in self._in_memory:
@@ -254,74 +255,73 @@ class SstCache:
         return self._folder.has(name + _ARROW)
 
     def size_of(self, sst: Sst) -> int:
-        """Bytes of the SST's rows on this machine; 0 where it does not have them."""
+        """Return the bytes of the SST's rows on this machine; 0 if it has none."""
         return self._folder.size_of(file_name(sst) + _ARROW)
 
     def ranged_bytes(self, sst: Sst) -> int:
-        """Bytes that this process has read by ranges of an SST which is not here."""
+        """Return the bytes that this process has read by ranges of an SST that is not cached."""
         with self._lock:
             return self._ranged.get(file_name(sst), ("", 0))[1]
 
     def count_ranged(self, sst: Sst, size: int) -> None:
-        """Add to `ranged_bytes`."""
         with self._lock:
             self._ranged[file_name(sst)] = sst.object, self.ranged_bytes(sst) + size
 
     def ranged_objects(self) -> tuple[str, ...]:
-        """The objects that this process reads by ranges, as it has nothing better."""
+        """Return the keys of objects that this process reads by ranges, because they are not cached."""
         with self._lock:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Keep the rows of an SST that was just written: exactly its columns, with their ids, and its order."""
+        """Cache the rows of an SST that was just written: exactly its columns, with their ids, and its order."""
         self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
-        """Keep the rows of an SST that was just written, from its bytes; takes the memory of one block."""
+        """Cache the rows of an SST that was just written, from its bytes; takes the memory of one block."""
         self._write(sst, decode(data, sst, table))
 
     def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """A file with the object's bytes, checked once by this cache; it stays until the cache is closed.
+        """Return a file with the object's bytes, checked once; it stays until the cache is closed.
 
-        The object itself where the store is a local folder, else a copy.
+        That is the object itself if the store is a local folder, else a copy.
 
-        Raises `Unavailable` where the store did not answer, or there is no folder on this machine that could hold a
-        copy.
+        Raises `Corruption` if the SST is missing or damaged, and `Unavailable` if the store did not answer or no folder
+        on this machine can hold a copy.
         """
         return self._parquet.path(store, sst)
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """A file that DuckDB reads, with the SST's rows in their order, as `parquet_path`.
+        """Return a Parquet file for DuckDB with the SST's rows in their order; otherwise like `parquet_path`.
 
-        Values for which SQL has none are others there (`sst.showable`).
+        Values that SQL cannot represent are replaced (`sst.showable`).
         """
         return self._parquet.sql_path(store, sst)
 
     def drop(self, objects: Iterable[str]) -> None:
-        """Keep nothing of these objects, in memory or in the folder: what they held is to be forgotten.
+        """Remove the cached rows of these objects, from memory and from the folder, because keys were forgotten.
 
-        Who has one mapped, keeps it for as long.
+        Readers that have an SST mapped keep it until they release it.
         """
         names = {key.rpartition("/")[2].removesuffix(".parquet") for key in objects}
         with self._lock:
-            for kept in (self._mapped, self._in_memory):
-                for name in [each for each in kept if each.partition("-")[0] in names]:
-                    del kept[name]
+            for cached in (self._mapped, self._in_memory):
+                for name in [file for file in cached if file.partition("-")[0] in names]:
+                    del cached[name]
         self._folder.drop(names)
 
     def close(self) -> None:
-        """Let go of all files. The folder stays; paths to copies are no longer kept from eviction."""
+        """Close all files. The folder stays; copies may be evicted from then on."""
         with self._lock:
             self._mapped.clear()
             self._in_memory.clear()
         self._parquet.close()
 
     def _write(self, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put the rows into the folder, if it can be written."""
+        """Write the rows to the folder, if it is writable."""
         self._folder.put(file_name(sst) + _ARROW, lambda path: write_file(path, sst, batches))
 
     def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
-        """The rows from the SST's file in the folder, if there is a good one."""
+        """Return the rows from the SST's file in the folder; None if the file is missing or damaged."""
         if not self._folder.touch(name + _ARROW):
             return None
         try:
@@ -332,9 +332,9 @@ class SstCache:
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._dropped_s > _TOUCH_S:
-                # Now and then: mapped files that were evicted would hold on to the disk's space.
+                # Once in a while, because evicted files keep their disk space while they are mapped.
                 self._dropped_s = now_s
-                for evicted in [each for each in self._mapped if not self._folder.has(each + _ARROW)]:
+                for evicted in [file for file in self._mapped if not self._folder.has(file + _ARROW)]:
                     del self._mapped[evicted]
             self._mapped[name] = mapped
             self._touched[name] = None
@@ -342,7 +342,7 @@ class SstCache:
         return mapped
 
     def _hold(self, sst: Sst, table: Table, batches: Sequence[pa.RecordBatch]) -> Mapped:
-        """The rows in this process's memory."""
+        """Keep the rows in this process's memory, and return them."""
         mapped = Mapped.of(batches, sst, table, sum(rows.nbytes for rows in batches))
         with self._lock:
             self._in_memory[file_name(sst)] = mapped

@@ -1,4 +1,4 @@
-"""Values of single rows of a block, column by column, as Python has them: a value at a time, and no row is copied."""
+"""Access to single values of a block as Python values, without copying a row."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from .decode import Block
 
 
 class Cells(dict[str, Callable[[int], object]]):
-    """By column, the table's or an SST's own, what gives its value in a row of the block; made when first asked for.
+    """Accessors by column name, of the table or of SSTs; each returns the value in a row. Created on first use.
 
-    The values are those of `arrow_types.python_rows`. Threads may share it.
+    The values are converted like those of `arrow_types.python_rows`. Threads may share it.
     """
 
     def __init__(self, block: Block) -> None:
@@ -22,12 +22,12 @@ class Cells(dict[str, Callable[[int], object]]):
         self.hashes = block.hashes.data
         """The rows' `_hash`, ascending."""
         self.find = block.hashes.searchsorted
-        """Where a hash is, or would be."""
+        """Function that returns the position of a hash, or its insertion point."""
         self.may_expire = EXPIRES in block.stored.schema.names
 
     def __missing__(self, name: str) -> Callable[[int], object]:
-        found = self[name] = self._column(name)
-        return found
+        accessor = self[name] = self._column(name)
+        return accessor
 
     def _column(self, name: str) -> Callable[[int], object]:
         block = self._block
@@ -47,7 +47,7 @@ def _values(column: pa.Array) -> Callable[[int], object]:
     types, kind = pa.types, column.type
     is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
     if is_number and not column.null_count:
-        # A tenth of what one of Arrow's scalars costs.
+        # Costs a tenth of an Arrow scalar.
         return np.asarray(column).data.__getitem__
     if types.is_string(kind) and not column.null_count and (data := column.buffers()[2]) is not None:
         ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4).data

@@ -1,6 +1,6 @@
-"""Copies objects from one store to another, several at a time, each once; counts what that takes.
+"""Copying objects from one store to another, several at a time, without copying one twice.
 
-Objects never change: one that is there in its whole length is that object.
+Objects are immutable: an object of the full length in the target is a complete copy.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,30 +16,30 @@ from ..versions.manifest import Sst
 from .fetch import fetch
 
 WORKERS = 8
-"""Objects at once, where nobody says how many. Each is in memory as a whole."""
+"""Default number of concurrent copies. Each object is in memory as a whole."""
 
 
 @dataclass(slots=True)
 class Copier:
-    """From `source` to `target`, `workers` objects at once."""
+    """Copies objects from `source` to `target`, `workers` at a time, and counts objects and bytes."""
 
     source: ObjectStore
     target: ObjectStore
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
-    """Told how many objects were copied, and of how many bytes."""
+    """Called with the number of copied objects and bytes."""
     objects: int = 0
     copied_bytes: int = 0
     _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Sizes of the target's objects in bytes, by folder and key: listed once, then kept up to date."""
+    """Sizes of the target's objects in bytes, by folder and key; each folder is listed once."""
     _lock: Lock = field(default_factory=Lock)
 
-    def ssts(self, wanted: Iterable[Sst], *, may_be_gone: bool) -> None:
-        """Copy SSTs that are not there, each checked against its manifest.
+    def ssts(self, ssts: Iterable[Sst], *, may_be_gone: bool) -> None:
+        """Copy the SSTs that the target lacks, each checked against its manifest.
 
-        Raises `Corruption` where one is missing, unless it `may_be_gone`, or is not what was written; `Unavailable`.
+        Raises `Corruption` if an SST is damaged, or missing although not `may_be_gone`, and `Unavailable`.
         """
-        missing = {sst.object: sst for sst in wanted if not self._has(sst.object, sst.bytes)}
+        missing = {sst.object: sst for sst in ssts if not self._has(sst.object, sst.bytes)}
 
         def copy(sst: Sst) -> None:
             try:
@@ -53,12 +53,12 @@ class Copier:
         do_all(copy, missing.values(), self.workers)
 
     def sst_as(self, sst: Sst, key: str) -> None:
-        """Copy an SST to a key, unless its very bytes are there. Raises as `ssts`."""
+        """Copy an SST to a key, unless the target has the same bytes there. Raises `Corruption` or `Unavailable`."""
         if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
             self._put(key, fetch(self.source, sst))
 
     def listed(self, infos: Iterable[ObjectInfo]) -> None:
-        """Copy objects that are not there in this length. One that is gone from the source by now is passed over."""
+        """Copy the objects that the target lacks, or has in another length. Skips objects deleted from the source."""
         do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
@@ -70,7 +70,7 @@ class Copier:
         return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
 
     def one(self, key: str) -> bool:
-        """Copy one object, whatever was there. Returns whether there is such a one."""
+        """Copy one object, overwriting the target's. Returns False if the source has no such object."""
         try:
             data = self.source.get(key)
         except ObjectNotFound:
@@ -79,7 +79,7 @@ class Copier:
         return True
 
     def put(self, key: str, data: bytes) -> bool:
-        """Put an object where there is none; whether it lies there now, as these bytes."""
+        """Create an object in the target. Returns True if the target has these bytes under the key now."""
         try:
             self.target.put_if_absent(key, data)
         except ObjectExists:
@@ -88,7 +88,7 @@ class Copier:
         return True
 
     def forget(self, key: str) -> None:
-        """An object of the target was deleted."""
+        """Record that an object of the target was deleted."""
         self._sizes.get(_folder(key), {}).pop(key, None)
 
     def _put(self, key: str, data: bytes) -> None:
@@ -104,7 +104,7 @@ class Copier:
 
     def _has(self, key: str, size_bytes: int) -> bool:
         folder = _folder(key)
-        with self._lock:  # of several that ask for a folder at once, one lists it
+        with self._lock:  # concurrent callers list a folder only once
             if folder not in self._sizes:
                 self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
             return self._sizes[folder].get(key) == size_bytes

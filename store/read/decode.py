@@ -1,11 +1,11 @@
-"""SSTs on their way in: from the bytes of an object to sorted blocks of Arrow rows, and the rows of keys in a block.
+"""Decoding SSTs to sorted blocks of Arrow rows, and finding the rows of keys in a block.
 
-Here too: Parquet in memory, read whole such that no thread of Arrow's holds the file once its rows are there.
+Also `read_whole`, which reads Parquet from memory without leaving references to the bytes in Arrow's threads.
 
-Arrow's readers of tables and of row groups hand parts of the file to its pool, whose threads let go of them a moment
-after the caller has the rows. To let go of memory that is Python's they need the interpreter's lock; a thread that asks
-for it while the interpreter ends is ended in the middle of a C++ destructor, and with it the process ("terminate called
-without an active exception"). Read by batches, the parts stay with the caller, and the pool only works on them.
+Arrow's readers of tables and row groups hand parts of the file to its thread pool, whose threads release them a moment
+after the caller has the rows. To release Python's memory they need the interpreter's lock; a thread that requests it
+during interpreter shutdown is ended inside a C++ destructor, and with it the process ("terminate called without an
+active exception"). Reading by batches keeps the parts in the caller, and the pool only works on them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,9 @@ from .fetch import corrupt
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
 _FEW = 16
-"""Of so many keys, a search costs less than to see which of them need one."""
+"""Number of keys up to which a search is cheaper than checking which keys need one."""
 BLOCK_ROWS = 1 << 20
-"""Rows of a block of a decoded SST: bounds the memory that decoding takes, whatever the SST's size."""
+"""Rows of a decoded block: bounds the memory of decoding, whatever the SST's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +35,42 @@ class Block:
     """Consecutive rows of one SST that lie together in memory."""
 
     stored: pa.RecordBatch
-    """As the SST has them. Columns of its own (`_hash`, `_seq`, `_op`, `_expires_at`) may be read from here; those of
-    the table only through `rows` and `take`."""
+    """Rows with the SST's columns. Its own columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly. The
+    table's columns may be read only through `rows` and `take`."""
     hashes: npt.NDArray[np.int64]
     """The rows' `_hash`, ascending: numpy's view of the same memory."""
     sparse: npt.NDArray[np.int64]
-    """A copy of each 64th of them, which a core's cache can hold; empty for a small block, which it can hold whole."""
+    """A copy of every 64th hash, which fits into a core's cache; empty for a small block, which fits as a whole."""
     reading: Reading | None = None
-    """How they are read as the table's; None where they are that already."""
+    """Conversion of `stored` to rows of the table; None if the columns are the same."""
 
     @staticmethod
     def of(rows: pa.RecordBatch, reading: Reading | None = None) -> "Block":
-        """The block over these rows, which have the columns of an SST and its order."""
+        """Create the block over these rows, which have the columns and the order of an SST."""
         hashes = np.asarray(rows.column(HASH))
         sparse = hashes[:: _SPARSE if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy()
         return Block(rows, hashes, sparse, reading)
 
     def rows(self, names: Sequence[str], start: int = 0, count: int | None = None) -> pa.RecordBatch:
-        """These columns, the table's or an SST's own, of all rows or of some that lie side by side."""
+        """Return these columns, of the table or of SSTs, of all rows or of a contiguous range."""
         stored = self.stored if not start and count is None else self.stored.slice(start, count)
         return stored.select(names) if self.reading is None else self.reading.read(stored, names)
 
     def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
-        """These columns of the rows at these places. Only these rows are brought to what the table has now."""
+        """Return these columns of the rows at these positions; converts no other rows to the table's columns."""
         if self.reading is None:
             return self.stored.select(names).take(pa.array(at))
         return self.reading.read(self.stored.select(self.reading.stored_names(names)).take(pa.array(at)), names)
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """`numpy.searchsorted` of these hashes (ascending) in the block's, from the left.
+        """Return the positions of these hashes (ascending) in the block, like `numpy.searchsorted` from the left.
 
-        In a large block the last steps of a binary search each wait for memory; taken by all hashes together, the waits
-        overlap. Half the time, for 20,000 hashes in 2.5 M.
+        In a large block the last steps of a binary search each wait for memory; here all hashes take a step together,
+        so that the waits overlap. That takes half the time, for 20,000 hashes in 2.5 M.
         """
         if not self.sparse.size or hashes.size <= _FEW:
             return self.hashes.searchsorted(hashes)
-        # The last row that is known to come before, or the block's first.
+        # The last sampled row below each hash, or the block's first row.
         at = np.searchsorted(self.sparse, hashes) * _SPARSE
         step = _SPARSE // 2
         while step:
@@ -83,53 +83,54 @@ class Block:
         self,
         hashes: npt.NDArray[np.int64],
         keys: pa.Table | pa.RecordBatch,
-        wanted: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
         columns: Sequence[str],
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Look for the keys at the `wanted` positions of `keys`; `hashes` are those of all `keys`, ascending.
+        """Find the keys at these `positions` of `keys`; `hashes` are those of all `keys`, ascending.
 
-        Yields positions, where in the block there is a row with the hash of each, `columns` of these rows, and whether
-        they have the very key. Who met another key comes again with the next row of that hash, if there is one.
+        Yields positions of keys whose hash the block has, the index of a row with that hash for each, `columns` of
+        these rows, and a mask of rows with the very key. After a hash collision, the key is yielded again with the next
+        row of that hash, if there is one.
         """
         if not self.hashes.size:
             return
-        hashes = hashes[wanted]
+        hashes = hashes[positions]
         if hashes.size > _FEW:
             low = hashes.searchsorted(self.hashes[0])
             high = hashes.searchsorted(self.hashes[-1], side="right")
-            wanted, hashes = wanted[low:high], hashes[low:high]
+            positions, hashes = positions[low:high], hashes[low:high]
         at = self.find(hashes)
-        while wanted.size:
-            # A hash beyond the block's, or a collision, may lead beyond its last row.
+        while positions.size:
+            # A hash above the block's, or a collision, may lead past its last row.
             candidates = (self.hashes.take(at, mode="clip") == hashes) & (at < self.hashes.size)
             if not candidates.any():
                 return
-            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
+            positions, hashes, at = positions[candidates], hashes[candidates], at[candidates]
             rows = self.take(at, columns)
-            same = same_keys(keys.take(pa.array(wanted)), rows, keys.schema.names)
-            yield wanted, at, rows, same
-            wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
+            same = same_keys(keys.take(pa.array(positions)), rows, keys.schema.names)
+            yield positions, at, rows, same
+            positions, hashes, at = positions[~same], hashes[~same], at[~same] + 1
 
 
-def check_shape(sst: Sst, table: Table, found: pa.Schema, rows: int) -> Reading | None:
-    """How a file is read as an SST of the table (`evolution.reading`); None where it has the table's own columns.
+def check_shape(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Reading | None:
+    """Return the conversion of a file's columns to the table's (`evolution.reading`); None if they are the same.
 
-    It may have `_expires_at` or not, whatever the table has now. Raises `Corruption` unless the table has, or had,
-    these columns, and the manifest says as many rows.
+    The file may have `_expires_at` or not, whatever the table has now. Raises `Corruption` unless the table has, or
+    had, these columns, and the row count is the manifest's.
     """
     try:
-        how = reading(found, table)
+        conversion = reading(stored, table)
     except (ValueError, pa.ArrowException) as error:
         raise corrupt(sst, str(error)) from error
     if rows != sst.rows:
         raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")
-    return how
+    return conversion
 
 
 def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows of a whole SST as it has them, in its order, at most `BLOCK_ROWS` at a time.
+    """Yield the rows of a whole SST with its columns, in its order, at most `BLOCK_ROWS` at a time.
 
-    Raises `Corruption` where the bytes are not Parquet, or not of columns that the table has or had.
+    Raises `Corruption` if the bytes are not Parquet, or the table never had their columns.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -140,16 +141,16 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
 
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
-    """All rows of a Parquet file; `check_pages` compares each page with its own checksum.
+    """Return all rows of a Parquet file; `check_pages` verifies each page's checksum.
 
-    Raises `ArrowException` or `OSError` where it is no Parquet, or a page is damaged.
+    Raises `ArrowException` or `OSError` if it is no Parquet file, or a page is damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
     return read_groups(file, range(file.num_row_groups))
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of these row groups, in this order; of these columns, or of all. Raises as `read_whole`."""
+    """Return the rows of these row groups, in this order, with these columns or all."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
     batches = file.iter_batches(batch_size=max(rows, 1), row_groups=list(groups), columns=columns and list(columns))
     schema = file.schema_arrow

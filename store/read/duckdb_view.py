@@ -1,15 +1,14 @@
-"""A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
+"""A table at one version as a DuckDB view over its SSTs: the newest row of each key, without deleted rows.
 
-Merge on read, by position: which rows of an SST are hidden (`visible_rows`) is known before the view is made. So a
-query is a scan of the columns that it asks for and one bit a row; no key, hash or version is read, and nothing is
-joined.
+Merge-on-read by position: the hidden rows of each SST (`visible_rows`) are computed before the view is created. So a
+query scans the columns that it selects and one bit a row; it reads no key, hash or version, and joins nothing.
 
-SSTs that the cache has mapped are read from there, with the bit as a column beside theirs: nothing is decoded, which on
-1 M rows takes less time than the same rows as one Parquet file. Of the others DuckDB reads the Parquet files, and the
-bits are a variable of the connection.
+SSTs that the cache has mapped are scanned in place, with the bit as an extra column: nothing is decoded, and 1 M rows
+take less time than one Parquet file of the same rows. Other SSTs are scanned as Parquet files, with the bits in a
+variable of the connection.
 
-SSTs of the same columns are one scan. What was renamed, widened or added since is said in the SELECT over it, as
-`sst.evolution` reads it; of a table that was never migrated, and of SSTs of today's columns, the SELECT is plain.
+SSTs with the same columns are one scan. Renamed, widened and added columns are converted in its SELECT, as by
+`sst.evolution`; tables that were never migrated, and SSTs with the current columns, need no conversion.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,15 +37,15 @@ from .fetch import corrupt, file_name
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
-"""SSTs that begin within so many rows share a bitmap: DuckDB numbers its bits by 32-bit integers."""
+"""Most rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
-"""Rows of a mapped SST that one thread of DuckDB takes at once."""
-_NO_CURSOR = "a cursor does not see which rows count: ask the connection itself"
-"""Variables are a connection's own. DuckDB tests for one when it plans, so that rows do not."""
+"""Rows of a mapped SST that one DuckDB thread processes at once."""
+_NO_CURSOR = "a cursor cannot query this view: use the connection itself"
+"""Error for a cursor, which lacks the connection's variables. DuckDB evaluates the test once, when it plans."""
 _MAX_SCHEMAS = 10_000
 
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
-"""Columns by the name of the SST's file: they never change."""
+"""Immutable columns of SSTs, by file name."""
 
 
 def register(
@@ -59,14 +58,14 @@ def register(
     clock_ms: int | None = None,
     internal: bool = False,
 ) -> frozenset[Path]:
-    """Make the manifest's table a view `name` of the connection, in the place of one of the same name.
+    """Create or replace a view `name` of the manifest's table in the connection.
 
-    Its columns are the key and value columns, without those whose names start with `_` unless `internal`. Rows that
-    expire at `clock_ms` or before are not shown; default the manifest's own clock. The connection, of a database in
-    memory, needs no extension that DuckDB does not bring along. The cache holds local copies of a remote store's SSTs,
-    and must stay open while the view is queried. Returns the files that it reads, each one of `cache.sql_path`.
+    Its columns are the key and value columns; those whose names start with `_` only if `internal`. Rows that expire at
+    `clock_ms` or before are hidden; None uses the manifest's own clock. The connection, to a database in memory, needs
+    no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
+    queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` where the stage keeps no table.
+    Raises `Usage` if the stage keeps no table.
     """
     table = manifest.table
     if table is None:
@@ -80,24 +79,24 @@ def register(
     paths = {sst.object: cache.sql_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     hidden = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
-    alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
+    unexpired = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     parts: list[duckdb.DuckDBPyRelation] = []
     selects: list[str] = []
-    # An expired row is left out only when its SST is read: it still hides those before it.
-    for letter, expires, condition in (("a", False, "true"), ("b", True, alive)):
+    # Expired rows are filtered only when their SST is read, because they still hide older rows.
+    for prefix, expires, condition in (("a", False, "true"), ("b", True, unexpired)):
         ssts = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms) == expires]
         parts += _mapped_rows(
             con, [(mapped[sst], hidden.get(sst)) for sst in ssts if sst in mapped], columns, condition
         )
-        filed = [sst for sst in ssts if sst not in mapped]
-        for number, group in enumerate(alike(filed, paths, table)):
+        unmapped = [sst for sst in ssts if sst not in mapped]
+        for number, group in enumerate(alike(unmapped, paths, table)):
             selects += _newest_rows(
                 con,
-                f"{name}_{letter}{number}",
+                f"{name}_{prefix}{number}",
                 group.select(con, columns),
-                [(filed[place], paths[filed[place].object]) for place in group.places],
+                [(unmapped[position], paths[unmapped[position].object]) for position in group.positions],
                 hidden,
-                # Some may be from before the table got a ttl, and lack the column.
+                # SSTs from before the table got a ttl lack the column.
                 by_name=table.ttl is not None,
                 condition=condition,
             )
@@ -113,26 +112,26 @@ def _mapped_rows(
     columns: Sequence[str],
     condition: str,
 ) -> Iterator[duckdb.DuckDBPyRelation]:
-    """The rows that count of mapped SSTs, each with the positions of those that do not, as few relations."""
+    """Yield relations with the visible rows of mapped SSTs, given with the positions of hidden rows; one per layout."""
     groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
-    for one, hidden in rows:
-        fields = tuple((field.name, field.type, field.nullable) for field in one.stored.schema)
-        groups.setdefault((id(one.reading), hidden is None, fields), []).append((one, hidden))
-    for (_, all_count, _), some in groups.items():
+    for mapped, hidden in rows:
+        fields = tuple((field.name, field.type, field.nullable) for field in mapped.stored.schema)
+        groups.setdefault((id(mapped.reading), hidden is None, fields), []).append((mapped, hidden))
+    for (_, all_visible, _), group in groups.items():
         batches: list[pa.RecordBatch] = []
-        for one, hidden in some:
-            table = one.stored
+        for mapped, hidden in group:
+            table = mapped.stored
             if hidden is not None:
-                # In the place of `_op`, which no query asks for: whether a row is hidden.
+                # Reuse the column `_op`, which no query selects, for the flag of hidden rows.
                 is_hidden = np.zeros(table.num_rows, np.bool_)
                 is_hidden[hidden] = True
                 table = table.set_column(table.schema.get_field_index(OP), OP, pa.array(is_hidden))
-            # Each thread takes a batch at a time.
+            # DuckDB's threads each process one batch at a time.
             batches += table.to_batches(max_chunksize=_BATCH_ROWS)
         relation = con.from_arrow(pa.Table.from_batches(batches))
-        like = Alike((), some[0][0].reading, EXPIRES in some[0][0].stored.schema.names)
-        yield relation.filter(condition if all_count else f"NOT {OP} AND {condition}").project(
-            like.select(con, columns)
+        layout = Alike((), group[0][0].reading, EXPIRES in group[0][0].stored.schema.names)
+        yield relation.filter(condition if all_visible else f"NOT {OP} AND {condition}").project(
+            layout.select(con, columns)
         )
 
 
@@ -146,14 +145,14 @@ def _newest_rows(
     by_name: bool,
     condition: str,
 ) -> Iterator[str]:
-    """The SELECTs of the view for some SSTs and their files; sets the variables that they need."""
-    all_count = [path for sst, path in ssts if sst not in hidden]
-    if all_count:
-        yield f"SELECT {selected} FROM {from_files(all_count, by_name=by_name)} WHERE {condition}"
-    others = [(sst, path) for sst, path in ssts if sst in hidden]
-    before = accumulate((sst.rows for sst, _ in others), initial=0)
-    for number, some in groupby(zip(others, before, strict=False), key=lambda each: each[1] // _BITMAP_ROWS):
-        chunk = [each for each, _ in some]
+    """Yield the SELECTs of the view for some SSTs and their files; sets the variables that they need."""
+    all_visible = [path for sst, path in ssts if sst not in hidden]
+    if all_visible:
+        yield f"SELECT {selected} FROM {from_files(all_visible, by_name=by_name)} WHERE {condition}"
+    partly_hidden = [(sst, path) for sst, path in ssts if sst in hidden]
+    offsets = accumulate((sst.rows for sst, _ in partly_hidden), initial=0)
+    for number, group in groupby(zip(partly_hidden, offsets, strict=False), key=lambda item: item[1] // _BITMAP_ROWS):
+        chunk = [item for item, _ in group]
         ends = np.cumsum([sst.rows for sst, _ in chunk])
         starts = (ends - [sst.rows for sst, _ in chunk]).tolist()
         bits = np.zeros(int(ends[-1]), np.bool_)
@@ -171,17 +170,17 @@ def _newest_rows(
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """SSTs of the same columns."""
+    """SSTs with the same columns."""
 
-    places: tuple[int, ...]
-    """Which ones, of those that were asked about."""
+    positions: tuple[int, ...]
+    """Positions in the sequence passed to `alike`."""
     reading: Reading | None = None
-    """How they are read as the table's; None where they have its columns."""
+    """Conversion of their rows to the table's columns; None if the columns are the same."""
     expires: bool | None = None
-    """Whether they have `_expires_at`; None where some may and some may not."""
+    """True if they have `_expires_at`, False if they lack it; None if some may have it."""
 
     def select(self, con: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
-        """The table's columns of these names, or an SST's own, as a list of SQL expressions."""
+        """Return these columns, of the table or of SSTs, as a list of SQL expressions."""
         return ", ".join(self._expression(con, name) for name in names)
 
     def _expression(self, con: duckdb.DuckDBPyConnection, name: str) -> str:
@@ -199,14 +198,14 @@ class Alike:
 
 
 def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[Alike, ...]:
-    """The SSTs by their columns, each group in their order; `paths` has their files by the object's key.
+    """Group the SSTs by their columns, in their order; `paths` has their files by object key.
 
-    Looks into no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
+    Opens no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
     """
     if not table.schema:
         return (Alike(tuple(range(len(ssts)))),) if ssts else ()
-    found: dict[tuple[int, bool], tuple[Reading | None, list[int]]] = {}
-    for place, sst in enumerate(ssts):
+    groups: dict[tuple[int, bool], tuple[Reading | None, list[int]]] = {}
+    for position, sst in enumerate(ssts):
         name = file_name(sst)
         if name not in _schemas:
             try:
@@ -214,24 +213,24 @@ def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple
             except (pa.ArrowException, OSError) as error:
                 raise corrupt(sst, f"it cannot be decoded ({error})") from error
         schema = _schemas[name]
-        how = check_shape(sst, table, schema, sst.rows)
-        found.setdefault((id(how), EXPIRES in schema.names), (how, []))[1].append(place)
-    return tuple(Alike(tuple(places), how, expires) for (_, expires), (how, places) in found.items())
+        reading = check_shape(sst, table, schema, sst.rows)
+        groups.setdefault((id(reading), EXPIRES in schema.names), (reading, []))[1].append(position)
+    return tuple(Alike(tuple(positions), reading, expires) for (_, expires), (reading, positions) in groups.items())
 
 
 def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
-    """The rows of these files, for a FROM; `by_name` where some may lack a column, `filename` adds which it was."""
+    """Return a FROM clause over these files; `by_name` if some may lack a column, `filename` adds the path."""
     files = ", ".join(literal(str(path)) for path in paths)
-    # A folder named a=b is no column.
+    # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
 def quoted(name: str) -> str:
-    """A name of a table, column or variable as DuckDB's SQL takes any."""
+    """Return a quoted SQL identifier for DuckDB."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text as DuckDB's SQL takes any."""
+    """Return a quoted SQL string for DuckDB."""
     return "'" + text.replace("'", "''") + "'"

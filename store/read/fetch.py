@@ -1,4 +1,4 @@
-"""The bytes of a whole SST, checked: as the manifest promises them, or an error that says what is there instead."""
+"""Fetching a whole SST, checked against its manifest."""
 
 import pyarrow as pa
 import xxhash
@@ -9,13 +9,13 @@ from ..versions.manifest import Sst
 
 
 def file_name(sst: Sst) -> str:
-    """A name for local copies: the object's own, and the checksum in case two roots have one of that name."""
-    # Without pathlib: each look-up asks this of each SST.
+    """Return the name of local copies: the object's own, and the checksum in case two roots have the same name."""
+    # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """The whole object, checked against the manifest's checksum."""
+    """Return the whole object's bytes. Raises `Corruption` if it is missing or differs from its manifest entry."""
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
@@ -25,19 +25,17 @@ def fetch(store: ObjectStore, sst: Sst) -> bytes:
 
 
 def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
-    """Raise `Corruption` unless these are the bytes that the manifest promises."""
+    """Raise `Corruption` unless the length and the checksum are those of the manifest entry."""
     if len(data) != sst.bytes:
         raise corrupt(sst, f"expected {sst.bytes} bytes, found {len(data)}")
-    found = xxhash.xxh3_128_hexdigest(data)
-    if found != sst.checksum:
-        raise corrupt(sst, f"expected checksum {sst.checksum}, found {found}")
+    actual = xxhash.xxh3_128_hexdigest(data)
+    if actual != sst.checksum:
+        raise corrupt(sst, f"expected checksum {sst.checksum}, found {actual}")
 
 
-def corrupt(sst: Sst, what: str) -> Corruption:
-    """The error for an SST that is not what the manifest promises."""
+def corrupt(sst: Sst, reason: str) -> Corruption:
     return Corruption(
-        f"SST {sst.object} is damaged: {what}",
+        f"SST {sst.object} is damaged: {reason}",
         object_key=sst.object,
-        hint="put the object back from a backup or an older object version, or go back to a version "
-        "that does not use it",
+        hint="restore the object from a backup or an older object version, or rewind to a version that does not use it",
     )

@@ -1,4 +1,4 @@
-"""Footers and page indexes of SSTs, which say where everything is, and Bloom filters: read once and kept."""
+"""Footers, page indexes and Bloom filters of SSTs: read once and cached in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,73 +35,72 @@ from .range_reads import RangeReader, read_all
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4
 _MAX_BYTES = 64 << 20
-"""Of each of the three kinds."""
+"""Limit of each of the three caches."""
 _CHUNK_OBJECTS_BYTES = 1_000
-"""What a process keeps of one column of one row group, about: Thrift's objects."""
+"""Estimated memory of one column of one row group, as Thrift objects."""
 _OWN_COLUMNS, _PLACE_BYTES = 5, 24
-"""Columns of an SST beside the table's, and what an index says of a page of a column: most of them, and about."""
+"""Columns of an SST that are not the table's; estimated bytes that an index has for each page of a column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Where the row groups of an SST are, and which hashes they hold; arrays have one element a row group."""
+    """Metadata of an SST's row groups, their offsets and hash ranges; arrays have one element per row group."""
 
     metadata: pq.FileMetaData
     schema: pa.Schema
-    """Of the file."""
     table: Table
-    """As which one the rows are read …"""
+    """Table definition by which the rows are read."""
     reading: Reading | None
-    """… and how; None where they have its columns."""
+    """Conversion of the file's columns to the table's; None if they are the same."""
     groups: Sequence[RowGroup]
     hash_min: npt.NDArray[np.int64]
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     checks: npt.NDArray[np.int64]
-    """Where the checksums of the filters' chunks begin, and where the last end."""
+    """Offsets of the filter checksums of each row group, and the end of the last."""
     checksums: bytes
-    """Of the index of each row group."""
+    """Checksums of the index of each row group."""
 
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
-        """From where to where a chunk of a filter is."""
+        """Return the start and end offset of a chunk of a filter."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return start + chunk * CHUNK_BYTES, min(start + (chunk + 1) * CHUNK_BYTES, end)
 
     def index_at(self, group: int) -> list[tuple[int, int]]:
-        """From where to where are column indexes, offset indexes and checksums of the filter."""
+        """Return the offset ranges of a row group's column indexes, offset indexes and filter checksums."""
         return [*index_ranges(self.groups[group]), (int(self.checks[group]), int(self.checks[group + 1]))]
 
     def filter_bytes(self, group: int) -> int:
-        """How many bytes of bits a row group's filter has."""
+        """Return the bytes of bits in a row group's filter."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return end - start
 
 
 @dataclass(frozen=True, slots=True)
 class PageIndex:
-    """The pages of a row group. Those of all columns begin with the same rows."""
+    """Locations and value ranges of the pages of a row group. The pages of all columns begin at the same rows."""
 
     first_row: npt.NDArray[np.int64]
-    """With which row of the row group each begins, and how many rows there are."""
+    """First row of each page within the row group, and the row count."""
     start: npt.NDArray[np.int64]
-    """Where they begin in the file: for each plain column in the order of its chunks, for each page."""
+    """Start offsets in the file, by plain column in chunk order, and by page."""
     end: npt.NDArray[np.int64]
     ranges: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
-    """The least and the largest value in each page, of the columns of which the index says so."""
+    """Least and largest value in each page, for columns with such statistics."""
     checksums: bytes
-    """Of the filter's chunks."""
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes here, about; never more than there is room for."""
-        arrays = (self.first_row, self.start, self.end, *(one for pair in self.ranges.values() for one in pair))
+        """Estimated memory, capped at the cache limit."""
+        arrays = (self.first_row, self.start, self.end, *(array for pair in self.ranges.values() for array in pair))
         return min(_MAX_BYTES, 1_000 + len(self.checksums) + sum(array.nbytes for array in arrays))
 
 
-# By name of the SST's file; indexes by row group, too, and filters by chunk.
+# Keyed by the SST's file name; indexes also by row group, filter chunks also by row group and number.
 _footers: LRUCache[str, Footer] = LRUCache(
-    _MAX_BYTES, lambda one: min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(each.columns) for each in one.groups)))
+    _MAX_BYTES,
+    lambda footer: min(_MAX_BYTES, _CHUNK_OBJECTS_BYTES * (4 + sum(len(group.columns) for group in footer.groups))),
 )
 _indexes: LRUCache[tuple[str, int], PageIndex] = LRUCache(_MAX_BYTES, getsizeof=lambda index: index.memory_bytes)
 _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=len)
@@ -109,7 +108,7 @@ _lock = Lock()
 
 
 def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
-    """The SST's footer, kept from before, out of the object's last bytes if these are at hand, or read now."""
+    """Return the SST's footer: cached, decoded from `tail` (the object's last bytes), or read now."""
     name = file_name(sst)
     with _lock:
         footer = _footers.get(name)
@@ -119,8 +118,8 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") ->
         footer = decode_footer(tail or reader.one(_footer_start(sst), sst.bytes), sst, table)
     else:
         # At another version, the table may have other columns.
-        how = check_shape(sst, table, footer.schema, footer.metadata.num_rows)
-        footer = replace(footer, table=table, reading=how)
+        reading = check_shape(sst, table, footer.schema, footer.metadata.num_rows)
+        footer = replace(footer, table=table, reading=reading)
     with _lock:
         _footers[name] = footer
     return footer
@@ -134,12 +133,12 @@ def _footer_start(sst: Sst) -> int:
 
 
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
-    """The footer from the object's last bytes. Raises `Corruption` where the footer is not what was written."""
+    """Decode the footer from the object's last bytes. Raises `Corruption` if it is not what was written."""
     end = data[len(data) - sst.footer_bytes :]
-    found = xxhash.xxh3_128_hexdigest(end)
-    # Before anything looks at it: Arrow ends the process over some footers.
-    if found != sst.footer_checksum:
-        raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {found}")
+    actual = xxhash.xxh3_128_hexdigest(end)
+    # Checked first, because some malformed footers crash Arrow.
+    if actual != sst.footer_checksum:
+        raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {actual}")
     try:
         return _decode_footer(end, sst, table)
     except MALFORMED as error:
@@ -154,7 +153,7 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
     statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
     reading = check_shape(sst, table, schema, metadata.num_rows)
     if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
-        raise ValueError("it tells of no page index")
+        raise ValueError("it has no page index")
     filters = [bits_of(group.columns[0].meta_data) for group in groups]
     sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in filters]
     return Footer(
@@ -163,8 +162,8 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
         table,
         reading,
         groups,
-        np.array([one.min for one in statistics], np.int64),
-        np.array([one.max for one in statistics], np.int64),
+        np.array([column.min for column in statistics], np.int64),
+        np.array([column.max for column in statistics], np.int64),
         np.array([min(chunk.meta_data.start for chunk in group.columns) for group in groups], np.int64),
         np.array([max(chunk.meta_data.end for chunk in group.columns) for group in groups], np.int64),
         sst.bytes - sst.footer_bytes - sum(sizes) + np.concatenate(([0], np.cumsum(sizes))),
@@ -174,76 +173,76 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What a reader of an SST knows of its row groups beside the footer."""
+    """Page indexes and filter chunks that a reader of an SST has, in addition to the footer."""
 
     sst: Sst
     footer: Footer
     tail: bytes = b""
-    """The object's last bytes, as far as they came with the footer."""
+    """Last bytes of the object that were read together with the footer."""
     indexes: dict[int, PageIndex] = field(default_factory=dict)
-    """By row group."""
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """Of filters, by row group and number."""
 
-    def unknown(self, wanted: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
-        """Where that is, ascending, which is to be read of some row groups: their index, and chunks of their filter.
+    def unknown(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+        """Return the offset ranges, ascending, that must be read for the indexes and filter chunks of some row groups.
 
-        Takes what this process knows already.
+        `required` has the chunk numbers by row group. Parts that this process has cached are taken from there.
         """
-        name, absent = file_name(self.sst), []
-        for group, numbers in wanted.items():
-            known = self.chunks.setdefault(group, {})
+        name, ranges = file_name(self.sst), []
+        for group, numbers in required.items():
+            chunks = self.chunks.setdefault(group, {})
             with _lock:
                 if group not in self.indexes and (index := _indexes.get((name, group))) is not None:
                     self.indexes[group] = index
-                known |= {each: data for each in numbers if (data := _chunks.get((name, group, each))) is not None}
+                chunks |= {
+                    number: data for number in numbers if (data := _chunks.get((name, group, number))) is not None
+                }
             if group not in self.indexes:
-                absent += self.footer.index_at(group)
-            absent += [self.footer.filter_at(group, each) for each in numbers if each not in known]
-        came = self.sst.bytes - len(self.tail)
-        return sorted(each for each in absent if each[0] < came)
+                ranges += self.footer.index_at(group)
+            ranges += [self.footer.filter_at(group, number) for number in numbers if number not in chunks]
+        tail_start = self.sst.bytes - len(self.tail)
+        return sorted(span for span in ranges if span[0] < tail_start)
 
-    def learn(self, wanted: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
-        """Take what was `unknown`; `read` gives the bytes from one offset to another.
+    def learn(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
+        """Decode the required parts; `read` returns the bytes between two offsets of the ranges from `unknown`.
 
-        Raises `Corruption` where it is not what was written.
+        Raises `Corruption` if they are not what was written.
         """
-        name, came = file_name(self.sst), self.sst.bytes - len(self.tail)
+        name, tail_start = file_name(self.sst), self.sst.bytes - len(self.tail)
 
         def at(start: int, end: int) -> bytes:
-            return read(start, end) if start < came else self.tail[start - came : end - came]
+            return read(start, end) if start < tail_start else self.tail[start - tail_start : end - tail_start]
 
-        for group, numbers in wanted.items():
+        for group, numbers in required.items():
             index = self.indexes.get(group)
             if index is None:
                 index = self.indexes[group] = decode_index(at, self.sst, self.footer, group)
-            known = self.chunks[group]
-            for each in numbers:
-                if each not in known:
-                    known[each] = at(*self.footer.filter_at(group, each))
-                    check_chunk(known[each], each, self.sst, index, group)
+            chunks = self.chunks[group]
+            for number in numbers:
+                if number not in chunks:
+                    chunks[number] = at(*self.footer.filter_at(group, number))
+                    check_chunk(chunks[number], number, self.sst, index, group)
             with _lock:
                 _indexes[name, group] = index
-                for each in numbers:
-                    _chunks[name, group, each] = known[each]
+                for number in numbers:
+                    _chunks[name, group, number] = chunks[number]
 
 
 def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int) -> None:
-    """Raise `Corruption` unless these bytes are this chunk of a row group's filter."""
+    """Raise `Corruption` unless the bytes match the checksum of this filter chunk."""
     at = number * CHUNK_CHECKSUM_BYTES
     if xxhash.xxh32_digest(data) != index.checksums[at : at + CHUNK_CHECKSUM_BYTES]:
-        raise corrupt(sst, f"the filter of row group {group} is not what was written")
+        raise corrupt(sst, f"the filter of row group {group} does not match its checksum")
 
 
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
-    """The index of a row group; `read` gives the object's bytes from one offset to another.
+    """Decode the index of a row group; `read` returns the object's bytes between two offsets.
 
-    Raises `Corruption` where it is not what was written.
+    Raises `Corruption` if the index is not what was written.
     """
     parts = [read(start, end) for start, end in footer.index_at(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
     if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
-        raise corrupt(sst, f"the page index of row group {group} is not what was written")
+        raise corrupt(sst, f"the page index of row group {group} does not match its checksum")
     try:
         return _decode_index(parts, footer.groups[group])
     except MALFORMED as error:
@@ -271,23 +270,23 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 
 
 def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads, most_bytes: int) -> list[bytes]:
-    """The last bytes of these SSTs, in one round trip, with the footers; empty where this process knows the footer.
+    """Return the last bytes of these SSTs, with the footers, in one round trip; empty if the footer is cached.
 
-    With each comes the page index before it, where that has at most so many bytes. Raises as `footer_of`.
+    Includes the page index before the footer, if it has at most `most_bytes`. Raises `Corruption` or `Unavailable`.
     """
     with _lock:
         absent = [sst for sst in ssts if file_name(sst) not in _footers]
     ranges = [(_footer_start(sst) - _index_bytes(sst, table, most_bytes), sst.bytes) for sst in absent]
     readers = [RangeReader(store, sst, reads) for sst in absent]
-    found = read_all([(reader, [each]) for reader, each in zip(readers, ranges, strict=True)])
-    tails = {sst: one.bytes_at(*each) for sst, one, each in zip(absent, found, ranges, strict=True)}
+    pieces = read_all([(reader, [span]) for reader, span in zip(readers, ranges, strict=True)])
+    tails = {sst: piece.bytes_at(*span) for sst, piece, span in zip(absent, pieces, ranges, strict=True)}
     return [tails.get(sst, b"") for sst in ssts]
 
 
 def _index_bytes(sst: Sst, table: Table, most_bytes: int) -> int:
-    """About how many bytes before the footer are page indexes and checksums; 0 if that is more than is wanted.
+    """Return the estimated bytes of page indexes and checksums before the footer; 0 if more than `most_bytes`.
 
-    What it lacks is read later: more pages than here where rows are wide, more columns where these are nested.
+    An index that is larger, because of wide rows or nested columns, is completed by a later read.
     """
     pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
     size = pages * (len(table.key) + len(table.values) + _OWN_COLUMNS) * _PLACE_BYTES

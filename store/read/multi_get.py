@@ -1,14 +1,13 @@
-"""Look-ups: the rows of a table as one version has them, the newest row of each of many keys over its sorted runs.
+"""Look-ups in a table at one version: the newest row of each of many keys, over its sorted runs.
 
-One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes, and where
-it is not on this machine its Bloom filter and page index do (`remote_sst`); one binary search over its hashes finds
-candidates, equality on the key decides (`decode.Block.match`). A tombstone, or a row that is expired, ends the search
-for its key. All steps are vectorised; the cost follows the number of keys asked for, not the size of the state.
+One pass for each SST, newest first, with only the keys that are still missing. The SST's hash range prunes keys; if the
+SST is not on this machine, its Bloom filter and page index prune more (`remote_sst`). A binary search over its hashes
+finds candidates, and equality of the key decides (`decode.Block.match`). A tombstone or an expired row ends the search
+for its key. All steps are vectorised; the cost depends on the number of keys, not on the size of the state.
 
-Rows that fall due: those whose time (`_due_at`) lies in a span, found without reading the others.
-
-The times of an SST that this machine has are looked through where they lie, a column of integers; of another SST the
-footer and the page index say in which pages such times are, and only those are read.
+Also finds rows that fall due, whose time (`_due_at`) is in a span, without reading other rows. In a cached SST the
+column of times is scanned in place; of another SST only the pages are read that may have such times, by its footer and
+page index.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,13 +38,11 @@ class DueRows:
     """Rows that fall due in a span of time."""
 
     keys: pa.Table
-    """`_hash` and the key columns, each key once."""
+    """`_hash` and the key columns; keys are unique."""
     values: pa.Table
-    """Their value columns."""
     seqs: npt.NDArray[np.int64]
-    """Their `_seq`."""
     next_ms: int | None
-    """When the next row falls due at the earliest, after the span; None for never."""
+    """Earliest time after the span at which a row may fall due; None for never."""
 
 
 def falling_due(
@@ -57,10 +54,10 @@ def falling_due(
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
-    """`_hash`, key and `_seq` of the rows of SSTs that fall due in a span of time, newer ones of a key or not.
+    """Return `_hash`, key and `_seq` of the SSTs' rows that fall due in a span of time, hidden rows included.
 
-    And when others fall due after it at the earliest; None for never. `span` is its first and last millisecond since
-    1970 UTC, `hashes` are the lowest and the highest of the rows that are looked for. All bounds are included.
+    Also returns the earliest later time at which a row may fall due, or None for never. `span` is the first and last
+    millisecond since 1970 UTC, `hashes` are the lowest and highest hash of the rows to find. All bounds are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -71,87 +68,88 @@ def falling_due(
         for block in blocks:
             low, high = np.searchsorted(block.hashes, hashes[0]), np.searchsorted(block.hashes, hashes[1], "right")
             due = block.rows([DUE], int(low), int(high - low)).column(0)
-            wanted = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
+            is_due = pc.and_(pc.greater_equal(due, span[0]), pc.less_equal(due, span[1]))
             later.append(pc.min(due.filter(pc.greater(due, span[1]))).as_py())
-            at = low + np.flatnonzero(np.asarray(pc.fill_null(wanted, False)))
-            some = block.take(at, [HASH, *key.names, SEQ])
-            parts.append(pa.table(some.columns, schema=parts[0].schema))
-    next_ms = min((each for each in later if each is not None), default=None)
+            at = low + np.flatnonzero(np.asarray(pc.fill_null(is_due, False)))
+            rows = block.take(at, [HASH, *key.names, SEQ])
+            parts.append(pa.table(rows.columns, schema=parts[0].schema))
+    next_ms = min((due_ms for due_ms in later if due_ms is not None), default=None)
     return pa.concat_tables(parts).combine_chunks(), next_ms
 
 
 def _blocks(
     store: ObjectStore, cache: SstCache, table: Table, sst: Sst, reads: Reads, span: tuple[int, int]
 ) -> tuple[Iterable[Block], int | None]:
-    """The rows of an SST among which those of the span are, and when others fall due after it at the earliest."""
+    """Return blocks of an SST with all rows that fall due in the span, and the next due time of other rows."""
     mapped = cache.peek(sst, table)
     if mapped is None and sst.bytes <= SMALL_BYTES:
         mapped = cache.bring(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks, None
-    # However often it is looked into, it is not fetched whole for that: the pages whose times fit are few.
+    # Repeated reads do not fetch the SST whole, because few pages have due times.
     ranged = RangedSst(store, sst, table, reads)
     parts = ranged.having(DUE, *span)
     return ranged.read(parts), ranged.next_after(DUE, span[1])
 
 
 _SPARED = 1 / 6
-"""By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the pages
-that it needs."""
+"""Least share of an SST's bytes that range reads must save, so that a look-up reads at most 1.2 times what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Haste:
-    """What a look-up may read that it does not need, so as to wait for fewer requests one after the other."""
+class ReadAhead:
+    """Limits of what a look-up may read beyond its needs, to save round trips."""
 
     whole_bytes: int = SMALL_BYTES
-    """An SST up to this is fetched whole, into the cache: in one round trip."""
+    """Size up to which an SST is fetched whole, into the cache, in one round trip."""
     index_bytes: int = 0
-    """With the footer of an SST comes its page index, where that is at most so large: one round trip less."""
+    """Size up to which a page index is fetched together with the footer, which saves a round trip."""
     unfiltered: int = 0
-    """Up to so many times a key in an SST, pages are read without a look at the filter: again one less."""
+    """Number of probes up to which pages are read without reading the filter, which saves a round trip."""
     ahead_bytes: int = 128 << 10
-    """Pages of several runs come at once up to this: they cost less than waiting for those of one after the other."""
+    """Size up to which pages of several runs are read together, instead of one run after the other."""
 
 
-NO_HASTE = Haste()
+DEFAULT_READ_AHEAD = ReadAhead()
 
 
 @dataclass(frozen=True, slots=True)
 class LookUps:
-    """Looks up rows of a table at one version: by key, or by when they fall due."""
+    """Looks up rows of a table at one version, by key or by due time."""
 
     store: ObjectStore
     cache: SstCache
     table: Table
     ssts: Sequence[Sst]
-    """Where its rows are: of all state partitions, or of the one that is asked about."""
+    """SSTs with the table's rows: of all state partitions, or of the searched one."""
     clock_ms: int
     """Rows that expire at this time or before are absent."""
     reads: Reads = field(default_factory=Reads)
-    """Counts the look-ups."""
 
     def of_keys(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
     ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-        """The value columns of each key, whether it has a row, and that row's `_seq`, 0 for none. As `multi_get`."""
+        """Return the value columns of each key, a mask of present keys, and each row's `_seq` (0 if absent).
+
+        Arguments and errors are those of `multi_get`.
+        """
         seqs = np.zeros(len(hashes), np.int64)
-        values, found = multi_get(
+        values, present = multi_get(
             self.store, self.cache, self.ssts, self.table, hashes, keys, self.reads, clock_ms=self.clock_ms, seqs=seqs
         )
-        return values, found, seqs
+        return values, present, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """The visible rows that fall due in a span of time. Arguments and errors as of `falling_due`.
+        """Return the visible rows that fall due in a span of time. Arguments are those of `falling_due`.
 
-        What is found is looked up once more, for a newer row of the key may lie in another SST.
+        Looks each candidate up again, because another SST may have a newer row of the key.
         """
-        found, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
-        keys = found.drop_columns([SEQ])
+        candidates, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
+        keys = candidates.drop_columns([SEQ])
         values, present, seqs = self.of_keys(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
-        newest = present & (seqs == found[SEQ].to_numpy())
-        mine = pa.array(newest)
-        return DueRows(keys.filter(mine), values.filter(mine), seqs[newest], next_ms)
+        newest = present & (seqs == candidates[SEQ].to_numpy())
+        mask = pa.array(newest)
+        return DueRows(keys.filter(mask), values.filter(mask), seqs[newest], next_ms)
 
 
 def multi_get(
@@ -166,92 +164,92 @@ def multi_get(
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
     seqs: npt.NDArray[np.int64] | None = None,
-    haste: Haste = NO_HASTE,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Look up keys, through the cache.
+    """Look up the values of keys, through the cache.
 
-    Of an SST that is not in the cache only the pages are read in which keys can be, unless these are nearly all of it:
-    then it is fetched whole, into the cache. And so it is once these reads have cost as much as the whole.
+    Reads only those pages of an SST outside the cache that may have the keys. If that is almost the whole SST, or once
+    range reads have cost as much as the whole SST, it is fetched whole into the cache.
 
     Args:
         store: the store of the app.
-        cache: this machine's; None for a few keys: nothing is kept, so nothing is fetched whole.
+        cache: this machine's cache; None for a few keys: nothing is kept, so no SST is fetched whole.
         ssts: the runs to search, of one state partition or of several, in any order.
         table: the declared columns.
         hashes: `hash_keys` of the keys.
-        keys: the key columns, in their declared types; a key may be asked for more than once.
-        reads: counts what the look-up takes; None does not.
-        clock_ms: rows that expire at this time or before are absent (`sst.ttl` says whose clock); None only for a
+        keys: the key columns, in their declared types; keys may repeat.
+        reads: counters of the look-up; None to count nothing.
+        clock_ms: rows that expire at this time or before are absent (for the clock see `sst.ttl`); None only for a
             table without a ttl.
-        newer: rows that are in memory, in the form and order of an SST, each key once, and newer than those of `ssts`.
-        seqs: filled with `_seq` of the newest row that is stored of each key, tombstone or expired though it may be; 0
-            where none is. Shape of `hashes`.
-        haste: what is read of SSTs that are not in the cache, beyond what is needed.
+        newer: rows in memory, in the form and order of an SST, with unique keys, and newer than those of `ssts`.
+        seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
+            an expired row; 0 if there is none.
+        read_ahead: limits of reading more than needed from SSTs outside the cache.
 
     Returns:
-        The value columns with one row for each key in the order asked, nulls where it is absent; and whether
-        it is present (shape of `hashes`).
+        The value columns with one row for each key in the order of `keys`, null for absent keys; and a mask of present
+        keys (shape of `hashes`).
 
-    Raises `Corruption` where an SST is missing or damaged, `Unavailable` where the store did not answer, `ValueError`
-    where the table has a ttl, and no clock is given.
+    Raises `Corruption` if an SST is missing or damaged, `Unavailable` if the store did not answer, and `ValueError` if
+    the table has a ttl and no clock is given.
     """
     if table.ttl is not None and clock_ms is None:
-        raise ValueError("rows of this table expire: expected the clock to judge them by, found none")
+        raise ValueError("rows of this table expire: expected clock_ms, found None")
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
     search.look_in(newer, np.arange(len(hashes)))
     cold = None
-    for sst, wanted in search.over(ssts):
+    for sst, positions in search.over(ssts):
         mapped = cache.peek(sst, table) if cache is not None else None
-        search.reads.searched += wanted.size
+        search.reads.searched += positions.size
         search.reads.cache_hits += mapped is not None
         search.reads.cache_misses += mapped is None
         if mapped is not None:
-            search.look_in(mapped.blocks, wanted)
+            search.look_in(mapped.blocks, positions)
             continue
-        cold = cold or _Cold(store, cache, ssts, search, haste)
-        search.look_in(cold.read(sst, wanted), wanted)
+        cold = cold or _Cold(store, cache, ssts, search, read_ahead)
+        search.look_in(cold.read(sst, positions), positions)
     if seqs is not None:
         seqs[search.order] = search.seqs
     return search.result()
 
 
 class _Cold:
-    """The SSTs of a look-up that this machine does not have."""
+    """Reads SSTs outside this machine's cache, for one look-up."""
 
     def __init__(
-        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", haste: Haste
+        self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", read_ahead: ReadAhead
     ) -> None:
-        """Fetch the small ones, and the footers of those that will be read by ranges; then what tells where keys are.
+        """Fetch small SSTs, and footers, page indexes and filters of the SSTs that are read by ranges.
 
-        That is two round trips for all of them, or in haste one.
+        Takes two round trips for all SSTs together, or one with `read_ahead.index_bytes`.
         """
-        self._store, self._cache, self._ssts, self._search, self._haste = store, cache, ssts, search, haste
-        absent = [(sst, wanted) for sst, wanted in search.over(ssts) if cache is None or not cache.has(sst)]
-        by_ranges = [each for each in absent if not self._is_better_whole(each[0])]
-        together = cache is not None and len(absent) > 1
-        small = [sst for sst, _ in absent if together and sst.bytes <= haste.whole_bytes]
+        self._store, self._cache, self._ssts, self._search, self._limits = store, cache, ssts, search, read_ahead
+        absent = [(sst, positions) for sst, positions in search.over(ssts) if cache is None or not cache.has(sst)]
+        by_ranges = [item for item in absent if not self._is_better_whole(item[0])]
+        batched = cache is not None and len(absent) > 1
+        small = [sst for sst, _ in absent if batched and sst.bytes <= read_ahead.whole_bytes]
         counted = [Reads() for _ in small]
-        coming = [at_once().submit(self._whole, *each) for each in zip(small, counted, strict=True)]
-        tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, haste.index_bytes)
+        futures = [at_once().submit(self._whole, *item) for item in zip(small, counted, strict=True)]
+        tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, read_ahead.index_bytes)
         self._ranged = {
             sst: RangedSst(store, sst, search.table, search.reads, tail)
             for (sst, _), tail in zip(by_ranges, tails, strict=True)
         }
-        for found, reads in zip(coming, counted, strict=True):
-            found.result()
+        for future, reads in zip(futures, counted, strict=True):
+            future.result()
             search.reads.add(replace(reads, round_trips=0))
         search.reads.round_trips += bool(small and not by_ranges)
-        self._is_filtered = sum(wanted.size for _, wanted in by_ranges) > haste.unfiltered
-        places = [(self._ranged[sst], search.hashes[wanted]) for sst, wanted in by_ranges]
-        locate(places, filtered=self._is_filtered)
+        self._is_filtered = sum(positions.size for _, positions in by_ranges) > read_ahead.unfiltered
+        probes = [(self._ranged[sst], search.hashes[positions]) for sst, positions in by_ranges]
+        locate(probes, filtered=self._is_filtered)
         self._ahead: dict[Sst, list[Block]] = {}
 
     def _is_better_whole(self, sst: Sst) -> bool:
         cache = self._cache
-        return cache is not None and (sst.bytes <= self._haste.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
+        return cache is not None and (sst.bytes <= self._limits.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
 
-    def read(self, sst: Sst, wanted: npt.NDArray[np.int64]) -> Iterable[Block]:
-        """The rows among which those of the keys at these positions are."""
+    def read(self, sst: Sst, positions: npt.NDArray[np.int64]) -> Iterable[Block]:
+        """Return blocks of the SST with all rows of the keys at these positions."""
         search, cache = self._search, self._cache
         if self._is_better_whole(sst) and (mapped := self._whole(sst, search.reads)) is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
@@ -259,7 +257,7 @@ class _Cold:
         ranged = self._ranged.get(sst)
         if ranged is None:
             ranged = self._ranged[sst] = RangedSst(self._store, sst, search.table, search.reads)
-        hashes = search.hashes[wanted]
+        hashes = search.hashes[positions]
         passing, parts = ranged.find(hashes, filtered=self._is_filtered)
         search.reads.touched_bytes += ranged.touched_bytes(hashes)
         search.reads.filtered += int((~passing).sum())
@@ -269,7 +267,7 @@ class _Cold:
                 return mapped.blocks
             cache.count_ranged(sst, size)
         if sst not in self._ahead:
-            if not parts or size > self._haste.ahead_bytes:
+            if not parts or size > self._limits.ahead_bytes:
                 return ranged.read(parts, search.columns)
             self._read_ahead(sst)
         return self._ahead.pop(sst)
@@ -279,21 +277,21 @@ class _Cold:
         return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
-        """Read rows of this SST, and of older ones that may be looked in for the same keys, while these are few."""
+        """Read pages of this SST and of older SSTs for the same keys, in one round trip, if they are few bytes."""
         parts_of, size = {}, 0
-        for one, wanted in dropwhile(lambda each: each[0] is not sst, self._search.over(self._ssts)):
-            if one in self._ranged and one not in self._ahead:
-                _, parts = self._ranged[one].find(self._search.hashes[wanted], filtered=self._is_filtered)
-                size += self._ranged[one].bytes_of(parts)
-                if size > self._haste.ahead_bytes:
+        for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.over(self._ssts)):
+            if other in self._ranged and other not in self._ahead:
+                _, parts = self._ranged[other].find(self._search.hashes[positions], filtered=self._is_filtered)
+                size += self._ranged[other].bytes_of(parts)
+                if size > self._limits.ahead_bytes:
                     break
                 if parts:
-                    parts_of[one] = (self._ranged[one], parts)
+                    parts_of[other] = (self._ranged[other], parts)
         self._ahead |= zip(parts_of, read_together([*parts_of.values()], self._search.columns), strict=True)
 
 
 class _Search:
-    """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
+    """Keys of a look-up, sorted by hash: searches in that order hit memory that is in the CPU's cache."""
 
     def __init__(
         self,
@@ -310,43 +308,44 @@ class _Search:
         key_schema, self._schema = arrow_schema(table.key), arrow_schema(table.values)
         self._taken_columns = [*key_schema.names, *self._schema.names, OP, *([SEQ] if with_seqs else [])]
         self.columns = [HASH, *self._taken_columns, EXPIRES]
-        """What is read of an SST's."""
         self.order = np.argsort(hashes)
-        """The position, as asked, of each key."""
+        """Original position of each key."""
         self.hashes = hashes[self.order]
         keys = keys.select(key_schema.names).cast(key_schema)
         self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self.order)).combine_chunks()
         self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
-        """`_seq` of the newest stored row of each key, 0 where there is none."""
+        """`_seq` of the newest stored row of each key, 0 if there is none."""
         self._missing = np.ones(len(hashes), np.bool_)
         self._taken: list[pa.RecordBatch] = []
         self._taken_for: list[npt.NDArray[np.int64]] = []
 
     def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
-        """The SSTs to look in, newest first, each with the positions of missing keys that may be in it.
+        """Yield the SSTs to search, newest first, each with the positions of missing keys that it may have.
 
-        Lazily: what was found in one SST is not missing any more when the next comes.
+        Lazy: keys that were found in one SST are not missing for the next.
         """
         newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
-        # Of few keys most SSTs can have none: two searches for all SSTs, and no step of numpy's for each.
+        # Most SSTs have none of a few keys: two searches for all SSTs avoid numpy calls for each.
         lows = self.hashes.searchsorted([sst.hash_min for sst in newest_first]).tolist()
         highs = self.hashes.searchsorted([sst.hash_max for sst in newest_first], side="right").tolist()
         for sst, low, high in zip(newest_first, lows, highs, strict=True):
-            if low < high and (wanted := low + self._missing[low:high].nonzero()[0]).size:
-                yield sst, wanted
+            if low < high and (positions := low + self._missing[low:high].nonzero()[0]).size:
+                yield sst, positions
 
-    def look_in(self, blocks: Iterable[Block], wanted: npt.NDArray[np.int64]) -> None:
-        """Take what these blocks have of the keys at these positions."""
+    def look_in(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
+        """Search these blocks for the keys at these positions, and keep the rows found."""
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
-            for positions, _, rows, same in block.match(self.hashes, self._keys, wanted, self._taken_columns + expires):
+            for positions, _, rows, same in block.match(
+                self.hashes, self._keys, candidates, self._taken_columns + expires
+            ):
                 self._take(rows, positions, same)
 
-    def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
-        """Note the rows that are the keys' newest ones: where `same`."""
-        self._missing[wanted[same]] = False  # also by a tombstone, or an expired row: an older one counts no more
+    def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
+        """Keep the rows whose key is the searched one (`same`); they are the newest of their keys."""
+        self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
-            self.seqs[wanted[same]] = rows.column(SEQ).to_numpy()[same]
+            self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
         gone = expired(rows, self._clock_ms)
         if gone is not None:
@@ -354,17 +353,17 @@ class _Search:
         values = rows.select(self._schema.names)
         if live.all():
             self._taken.append(values)
-            self._taken_for.append(wanted)
+            self._taken_for.append(positions)
         elif live.any():
             self._taken.append(values.filter(pa.array(live)))
-            self._taken_for.append(wanted[live])
+            self._taken_for.append(positions[live])
 
     def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """The values, in the order asked, and which keys are there."""
+        """Return the values, in the original order, and a mask of present keys."""
         source = np.full(len(self.hashes), -1)
         if self._taken_for:
             taken_for = self.order[np.concatenate(self._taken_for)]
             source[taken_for] = np.arange(len(taken_for))
         present = source >= 0
-        taken = pa.Table.from_batches(self._taken, self._schema).combine_chunks()
-        return taken.take(pa.array(source, mask=~present)), present
+        rows = pa.Table.from_batches(self._taken, self._schema).combine_chunks()
+        return rows.take(pa.array(source, mask=~present)), present

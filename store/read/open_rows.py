@@ -1,8 +1,8 @@
-"""Rows of a table whose SSTs this process has open: those of a few keys, without a step of Arrow's for each.
+"""Look-ups of a few keys in a table whose SSTs this process has open, without Arrow calls per look-up.
 
 The search is that of `multi_get`: the SSTs of a key's state partition, newest first; a binary search over hashes finds
-candidates, equality on the key decides; a tombstone, or a row that is expired, ends it. There the first key of a
-look-up costs some 300 µs and each further one 1 µs; here each costs some 10 µs.
+candidates, equality of the key decides; a tombstone or an expired row ends the search. In `multi_get` the first key of
+a look-up costs about 300 µs and each further key 1 µs; here each key costs about 10 µs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -15,48 +15,48 @@ from .cells import Cells
 
 
 class OpenRows:
-    """Some state partitions of a table at one version, of which all SSTs are open. Threads may share it.
+    """Some state partitions of a table at one version, with all their SSTs open. Threads may share it.
 
-    It keeps these SSTs mapped for as long as it lives.
+    The SSTs stay mapped as long as the object exists.
     """
 
     def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, Mapped]]) -> None:
-        """Of all SSTs in which hashes of these partitions can be."""
+        """Index the SSTs in `opened`: all SSTs that may have hashes of these partitions."""
         self.table = table
         self.partitions = frozenset(partitions)
         self._key = tuple(column.name for column in table.key)
-        self._runs: dict[int, list[tuple[int, int, Cells]]] = {each: [] for each in self.partitions}
-        for sst, mapped in sorted(opened, key=lambda each: each[0].seq_max, reverse=True):
+        self._runs: dict[int, list[tuple[int, int, Cells]]] = {partition: [] for partition in self.partitions}
+        for sst, mapped in sorted(opened, key=lambda item: item[0].seq_max, reverse=True):
             runs = [(cells.hashes[0], cells.hashes[-1], cells) for cells in mapped.cells]
             for partition in self.partitions.intersection(touched(sst, table.partitions)):
                 self._runs[partition] += runs
 
     def has(self, hash_: int) -> bool:
-        """Whether a key of this hash is in one of the state partitions."""
+        """Return True if the hash belongs to one of the state partitions."""
         return of_hash(hash_, self.table.partitions) in self.partitions
 
     def row(
         self, hash_: int, key: tuple[object, ...], names: Sequence[str], clock_ms: int | None
     ) -> dict[str, object] | None:
-        """These columns of the row of a key, None where there is none. Values are those of `arrow_types.python_rows`.
+        """Return these columns of a key's row, None if absent. Values are converted like `arrow_types.python_rows`.
 
         Args:
-            hash_: `hash_keys` of the key; of one that the partitions have.
-            key: its values, in the order of its columns, as `python_rows` has them.
+            hash_: `hash_keys` of the key, in one of the state partitions.
+            key: values of the key columns in their order, as from `python_rows`.
             names: key and value columns.
-            clock_ms: as of `multi_get`.
+            clock_ms: rows that expire at this time or before are absent; None only for a table without a ttl.
         """
         for low, high, cells in self._runs[of_hash(hash_, self.table.partitions)]:
             if low <= hash_ <= high:
                 at, hashes = int(cells.find(hash_)), cells.hashes
                 while at < len(hashes) and hashes[at] == hash_:
                     if _is_same(key, tuple([cells[name](at) for name in self._key])):
-                        return {name: cells[name](at) for name in names} if _is_there(cells, at, clock_ms) else None
+                        return {name: cells[name](at) for name in names} if _is_visible(cells, at, clock_ms) else None
                     at += 1
         return None
 
 
-def _is_there(cells: Cells, at: int, clock_ms: int | None) -> bool:
+def _is_visible(cells: Cells, at: int, clock_ms: int | None) -> bool:
     if cells[OP](at) == TOMBSTONE:
         return False
     if clock_ms is None or not cells.may_expire:
@@ -66,7 +66,7 @@ def _is_there(cells: Cells, at: int, clock_ms: int | None) -> bool:
 
 
 def _is_same(key: object, stored: object) -> bool:
-    """Equality of keys: null is null, NaN is NaN, also in a struct."""
+    """Return True if two key values are equal: null equals null, NaN equals NaN, also in a struct."""
     if key == stored:
         return True
     if isinstance(key, dict) and isinstance(stored, dict):

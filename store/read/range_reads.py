@@ -1,4 +1,4 @@
-"""Reading byte ranges of objects: neighbours in one request, the others in parallel."""
+"""Reading byte ranges of objects: close ranges in one request, the others in parallel."""
 
 import os
 from bisect import bisect_right
@@ -15,42 +15,42 @@ from ..versions.manifest import Sst
 from .fetch import corrupt
 
 _SMALL_GAP_BYTES = 4_096
-"""Ranges this near to each other come in one request: cheaper than another one …"""
+"""Gaps up to this are always read, too: cheaper than another request."""
 _MAX_GAP_BYTES = 65_536
-"""… and up to this …"""
+"""Larger gaps are never read."""
 _MAX_GAP_SHARE = 16
-"""… where the gap is at most this part (1/n) of what lies before it: many gaps would add up."""
+"""Gaps of a size in between are read if at most 1/n of the bytes before them, because many gaps would add up."""
 _LARGEST_BYTES = 8 << 20
-"""Longer ranges are split: one connection of an object store gives some 50 to 100 MB/s."""
+"""Size from which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
 _AT_ONCE = 32
-"""Requests of this process under way at a time."""
+"""Most concurrent requests of this process."""
 
 
 @cache
 def at_once() -> ThreadPoolExecutor:
-    """The threads in which this process waits for requests."""
+    """Return this process's thread pool for requests."""
     return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read")
 
 
-# Spark forks its workers; a thread does not survive that.
+# Spark forks its workers, and threads do not survive a fork.
 os.register_at_fork(after_in_child=at_once.cache_clear)
 
 
 class RangeReader:
-    """Reads ranges of an SST's object and counts them."""
+    """Reads ranges of an SST's object and counts requests and bytes."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
         self._store, self._sst, self.reads = store.at(sst.root), sst, reads
 
     def one(self, start: int, end: int) -> bytes:
-        """The bytes of one range, by one request, in this thread. Raises as `read_all`."""
+        """Return the bytes of one range, by one request in this thread. Raises `Corruption` and `Unavailable`."""
         self.reads.requests += 1
         self.reads.round_trips += 1
         self.reads.bytes += end - start
         return self.get(start, end - start)
 
     def get(self, start: int, length: int) -> bytes:
-        """So many bytes from there on; does not count them. Raises as `read_all`."""
+        """Return `length` bytes from `start`, uncounted. Raises `Corruption` and `Unavailable`."""
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:
@@ -62,25 +62,25 @@ class RangeReader:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Some pieces of a file."""
+    """Some byte ranges of a file."""
 
-    found: Sequence[tuple[int, bytes]]
-    """Where each begins, ascending, and its bytes."""
+    ranges: Sequence[tuple[int, bytes]]
+    """Start offset and bytes of each range, ascending."""
 
     def bytes_at(self, start: int, end: int) -> bytes:
-        """The bytes from one offset of the file to another, which one piece has."""
-        at, data = self.found[bisect_right(self.found, start, key=itemgetter(0)) - 1]
+        """Return the bytes between two offsets of the file, which lie in one range."""
+        at, data = self.ranges[bisect_right(self.ranges, start, key=itemgetter(0)) - 1]
         return data[start - at : end - at]
 
 
-def read_all(wanted: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
-    """The bytes of ranges (ascending) of several SSTs, in one round trip.
+def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
+    """Return the bytes of ranges (ascending) of several SSTs, in one round trip.
 
-    Raises `Corruption` where an object is missing or shorter than that.
+    Raises `Corruption` if an object is missing or too short, and `Unavailable`.
     """
     parts = [
         (number, reader, start, at, min(_LARGEST_BYTES, end - at))
-        for number, (reader, ranges) in enumerate(wanted)
+        for number, (reader, ranges) in enumerate(requests)
         for start, end in _joined(ranges)
         for at in range(start, end, _LARGEST_BYTES)
     ]
@@ -89,18 +89,19 @@ def read_all(wanted: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) ->
         reader.reads.bytes += length
     if parts:
         parts[0][1].reads.round_trips += 1
-    found: list[dict[int, list[bytes]]] = [{} for _ in wanted]
-    # Where one fails, those that have not begun are cancelled.
-    each = at_once().map if len(parts) > 1 else map
-    for (number, _, start, _, _), data in zip(parts, each(lambda part: part[1].get(*part[3:]), parts), strict=True):
-        found[number].setdefault(start, []).append(data)
+    chunks_by_reader: list[dict[int, list[bytes]]] = [{} for _ in requests]
+    # If one request fails, those not started yet are cancelled.
+    run = at_once().map if len(parts) > 1 else map
+    for (number, _, start, _, _), data in zip(parts, run(lambda part: part[1].get(*part[3:]), parts), strict=True):
+        chunks_by_reader[number].setdefault(start, []).append(data)
     return [
-        Pieces([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in one.items()]) for one in found
+        Pieces([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in chunks.items()])
+        for chunks in chunks_by_reader
     ]
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ascending ranges, those close to each other joined."""
+    """Yield the ascending ranges, with close ranges joined."""
     if not ranges:
         return
     start, end = ranges[0]

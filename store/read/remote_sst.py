@@ -1,12 +1,11 @@
-"""An SST read by ranges: its footer, then only the pages in which some keys can be.
+"""Reading an SST by ranges: its footer, then only the pages that may have some keys.
 
-For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; but the footer, what the
-page index says of each row group and each chunk of a filter have one of their own, and each page a CRC.
+For a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way. But the footer,
+the page index of each row group and each chunk of a filter have checksums of their own, and each page a CRC.
 
-What is read, for few keys: the footer; then, of the row groups that the keys fall in by their hash, the page index and
-those chunks of the filter that the keys ask, all at the same time; then the pages of those keys that a filter lets
-pass. So a key costs three round trips. Of a row group in which many keys fall neither index nor filter is asked for:
-they would say that all of it is needed.
+A look-up of few keys reads the footer; then the page index and the filter chunks of the row groups whose hash ranges
+have the keys, all at the same time; then the pages of the keys that pass the filter. So a key costs three round trips.
+Row groups with many of the keys are read whole, without index and filter.
 """
 
 from collections import deque
@@ -31,12 +30,12 @@ from .footers import Located, footer_of
 from .range_reads import Pieces, RangeReader, read_all
 
 _KEYS_A_PAGE = 16
-"""Up to so many keys for each page of a row group its index and filter are worth reading: a filter is 1/20 of the
-bytes, and 0.6 of so many absent keys are ruled out together."""
+"""Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and
+rules out 16 absent keys together with probability 0.6."""
 SMALL_BYTES = 128 << 10
-"""An SST up to this is better read whole: one request, where ranges would be several."""
+"""Size up to which an SST is read whole: one request instead of several range reads."""
 _WINDOW_BYTES = 32 << 20
-"""Bounds memory."""
+"""Bytes read, decoded and searched at once: bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,64 +44,66 @@ class Part:
 
     group: int
     pages: npt.NDArray[np.int64] | None
-    """Their numbers, ascending; None for all."""
+    """Page numbers, ascending; None for all."""
 
 
 class RangedSst:
-    """One SST in the store, of which only what is asked for is read."""
+    """One SST in the store that is read by ranges."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads, tail: bytes = b"") -> None:
-        """Read the footer, unless `tail` (`fetch_tails`) or this process has it; `reads` counts what is read."""
+        """Read the footer, unless `tail` (from `fetch_tails`) or this process has it; `reads` counts requests."""
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
         self._footer = footer_of(self._reader, sst, table, tail)
         self._located = Located(sst, self._footer, tail)
 
     def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
-        """Which of these hashes (ascending) can be here, and in which rows.
+        """Return a mask of these hashes (ascending) that the SST may have, and the pages that may have them.
 
-        `filtered=False` asks no filter. Raises as the constructor, also for a damaged index or filter.
+        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged, and `Unavailable`.
         """
         locate([(self, hashes)], filtered=filtered)
         first, end = self._spans(hashes)
-        # A hash that ends one row group and begins the next passes if either lets it.
+        # A hash at the end of one row group and the start of the next passes if either filter passes it.
         passed, parts = np.zeros(len(hashes), np.bool_), []
         for group in np.flatnonzero(first < end).tolist():
-            some = hashes[first[group] : end[group]]
-            index = self._located.indexes.get(group) if self._are_few(group, len(some)) else None
+            group_hashes = hashes[first[group] : end[group]]
+            index = self._located.indexes.get(group) if self._are_few(group, len(group_hashes)) else None
             if index is None:
                 passed[first[group] : end[group]] = True
                 parts.append(Part(group, None))
                 continue
-            passing = np.ones(len(some), np.bool_)
+            passing = np.ones(len(group_hashes), np.bool_)
             if filtered:
-                passing = may_have(self._located.chunks[group], some, self._footer.filter_bytes(group))
+                passing = may_have(self._located.chunks[group], group_hashes, self._footer.filter_bytes(group))
             passed[first[group] : end[group]] |= passing
             least, most = index.ranges[HASH]
-            inside = np.searchsorted(some[passing], least) < np.searchsorted(some[passing], most, side="right")
+            inside = np.searchsorted(group_hashes[passing], least) < np.searchsorted(
+                group_hashes[passing], most, side="right"
+            )
             pages = np.flatnonzero(inside)
             parts += [Part(group, pages)] if pages.size else []
         return passed, parts
 
     def _are_few(self, group: int, num_keys: int) -> bool:
-        """Whether its page index spares anything to so many keys of a row group."""
+        """Return True if `num_keys` is small enough for a row group that reading its page index saves bytes."""
         return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
     def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Of these hashes (ascending), for each row group: the first that can be in it, and the first beyond it."""
+        """Return for each row group the start and end positions of these hashes (ascending) in its hash range."""
         first = np.searchsorted(hashes, self._footer.hash_min, side="left")
         return first, np.searchsorted(hashes, self._footer.hash_max, side="right")
 
     def touched_bytes(self, hashes: npt.NDArray[np.int64]) -> int:
-        """How many bytes the row groups take in which at least one of these hashes (ascending) can be."""
+        """Return the bytes of the row groups whose hash range has any of these hashes (ascending)."""
         first, end = self._spans(hashes)
         return int((self._footer.end - self._footer.start)[first < end].sum())
 
     def having(self, column: str, low: int, high: int) -> list[Part]:
-        """The rows among which those are with a value from `low` to `high`, both included, in a column of int64.
+        """Return the pages that may have values from `low` to `high`, both included, of an int64 column.
 
-        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; of another column it gives all rows. Raises as
-        `find`.
+        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for another column all pages are returned. Raises
+        like `find`.
         """
         least, most = self._ranges_of(column)
         groups = np.flatnonzero((least <= high) & (most >= low)).tolist()
@@ -120,34 +121,34 @@ class RangedSst:
         return parts
 
     def next_after(self, column: str, high: int) -> int | None:
-        """The least value beyond `high` of the rows that `having` leaves out, as far as the SST says; None for none."""
+        """Return the least value above `high` in pages outside of `having`, by the SST's statistics; None for none."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
-        # Where all are null there is no range.
-        found = [least[(least > high) & (least <= most)] for least, most in ranges]
-        return min((int(values.min()) for values in found if values.size), default=None)
+        # All-null row groups and pages have empty ranges.
+        later = [least[(least > high) & (least <= most)] for least, most in ranges]
+        return min((int(values.min()) for values in later if values.size), default=None)
 
     def _ranges_of(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The least and the largest value of a column of int64 in each row group.
+        """Return the least and the largest value of an int64 column in each row group.
 
-        The smallest and the largest int64 where nothing is said, and the other way round where all are null: also in an
-        SST of before the table had the column.
+        Without statistics, the lowest and highest int64; an empty range, highest before lowest, if all values are null
+        or the SST is older than the column.
         """
-        metadata, found = self._footer.metadata, []
+        metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
         for group in range(metadata.num_row_groups):
             statistics = None if index is None else metadata.row_group(group).column(index).statistics
             if statistics is not None and statistics.has_min_max:
-                found.append((int(statistics.min), int(statistics.max)))
+                ranges.append((int(statistics.min), int(statistics.max)))
             elif index is None or (statistics is not None and not statistics.num_values):
-                found.append((HIGHEST, LOWEST))
+                ranges.append((HIGHEST, LOWEST))
             else:
-                found.append((LOWEST, HIGHEST))
-        least, most = np.array(found, np.int64).T
+                ranges.append((LOWEST, HIGHEST))
+        least, most = np.array(ranges, np.int64).T
         return least, most
 
     def bytes_of(self, parts: Sequence[Part]) -> int:
-        """How many bytes these rows take."""
+        """Return the bytes of these pages."""
         size = 0
         for part in parts:
             if part.pages is None:
@@ -160,38 +161,38 @@ class RangedSst:
     def read(
         self, parts: Sequence[Part], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
     ) -> Iterator[Block]:
-        """These rows, in the order of the SST; the parts are as `find` and `having` gave them.
+        """Yield the rows of these pages, from `find` or `having`, in the order of the SST.
 
-        `names` are the columns that are needed, as the table or an SST itself calls them, and `_hash`; None for all.
-        Those that the SST does not have are left out. So many bytes as `window_bytes` are read, decoded and searched at
-        once; a larger part comes by itself. Raises as the constructor, also for a damaged page.
+        `names` are the needed columns, of the table or of SSTs, and `_hash`; None for all. Columns that the SST lacks
+        are left out. Up to `window_bytes` are read, decoded and searched at once; a larger part is read alone. Raises
+        `Corruption` if the object is missing or damaged, and `Unavailable`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
             part, size = waiting.popleft()
-            some = [part]
+            window = [part]
             while waiting and size + waiting[0][1] <= window_bytes:
                 part, more = waiting.popleft()
-                some.append(part)
+                window.append(part)
                 size += more
-            (blocks,) = read_together([(self, some)], names)
+            (blocks,) = read_together([(self, window)], names)
             yield from blocks
 
     def _stored(self, names: Sequence[str]) -> list[str]:
-        """What the SST calls these columns, and `_hash`, in its order."""
-        how, schema = self._footer.reading, self._footer.schema
-        own = [name for name in names if how is None or (name in schema.names and name not in how.sources)]
-        others = [] if how is None else how.stored_names([name for name in names if name in how.sources])
-        return [name for name in schema.names if name in {*own, *others, HASH}]
+        """Return the SST's names of these columns, and `_hash`, in its order."""
+        reading, schema = self._footer.reading, self._footer.schema
+        own = [name for name in names if reading is None or (name in schema.names and name not in reading.sources)]
+        converted = [] if reading is None else reading.stored_names([name for name in names if name in reading.sources])
+        return [name for name in schema.names if name in {*own, *converted, HASH}]
 
     def _pages(self, part: Part, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
-        """Where the pages of each plain column are, that of the dictionary first; none for a column not needed."""
+        """Return the offset ranges of each plain column's pages, dictionary first; empty for columns not needed."""
         stored = None if names is None else {name.encode() for name in self._stored(names)}
-        found: list[list[tuple[int, int]]] = []
+        ranges: list[list[tuple[int, int]]] = []
         for number, chunk in enumerate(self._footer.groups[part.group].columns):
             column = chunk.meta_data
             if stored is not None and column.path[0] not in stored:
-                found.append([])
+                ranges.append([])
                 continue
             at = column.data_page_offset
             pages = [] if column.dictionary_page_offset is None else [(column.start, at)]
@@ -201,10 +202,10 @@ class RangedSst:
                 index = self._located.indexes[part.group]
                 starts, ends = index.start[number, part.pages], index.end[number, part.pages]
                 pages += zip(starts.tolist(), ends.tolist(), strict=True)
-            found.append(pages)
-        return found
+            ranges.append(pages)
+        return ranges
 
-    def _decode(self, parts: Sequence[Part], names: Sequence[str] | None, found: Pieces) -> list[Block]:
+    def _decode(self, parts: Sequence[Part], names: Sequence[str] | None, pieces: Pieces) -> list[Block]:
         self._reads.row_groups += len(parts)
         schema, groups = self._footer.metadata.schema, [part.group for part in parts]
         nested = [schema.column(number).max_repetition_level > 0 for number in range(len(schema))]
@@ -214,21 +215,21 @@ class RangedSst:
             for part, (num_rows, _, _) in zip(parts, counts, strict=True)
         ]
         try:
-            data = file_of_pages(self._footer.schema, chosen, found.bytes_at, nested)
+            data = file_of_pages(self._footer.schema, chosen, pieces.bytes_at, nested)
             file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
             rows = read_groups(file, range(len(parts)), None if names is None else self._stored(names))
         except MALFORMED as error:
             raise corrupt(self._sst, f"pages of row groups {groups} cannot be decoded ({error})") from error
         rows = rows.combine_chunks()
-        # Pages of another object are whole, and their CRCs are right: see that these pages are those.
-        num_rows, least, most = (np.concatenate(each) for each in zip(*counts, strict=True))
+        # Intact pages of another object have valid CRCs, so check that these are the expected pages.
+        num_rows, least, most = (np.concatenate(arrays) for arrays in zip(*counts, strict=True))
         hashes, ends = rows.column(HASH).to_numpy(), np.cumsum(num_rows)
         if len(hashes) != ends[-1] or (hashes[ends - num_rows] != least).any() or (hashes[ends - 1] != most).any():
-            raise corrupt(self._sst, f"pages of row groups {groups} hold other hashes than its footer says")
+            raise corrupt(self._sst, f"pages of row groups {groups} have other hashes than its footer")
         return [Block.of(batch, self._footer.reading) for batch in rows.to_batches()]
 
     def _counts_and_hashes(self, part: Part) -> tuple[npt.NDArray[np.int64], ...]:
-        """Of each page, or of the whole row group, how many rows it has, its least and its largest hash."""
+        """Return row count, least and largest hash of each page, or of the whole row group."""
         group = part.group
         if part.pages is None:
             num_rows = np.array([self._footer.groups[group].num_rows])
@@ -238,35 +239,40 @@ class RangedSst:
         return np.diff(index.first_row)[part.pages], least[part.pages], most[part.pages]
 
 
-def locate(wanted: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
-    """Have at hand what tells which pages of SSTs these hashes (ascending) can be in, in one round trip.
+def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
+    """Load, in one round trip, the page indexes and filter chunks for finding these hashes (ascending).
 
-    Raises as `RangedSst.find`.
+    Raises `Corruption` and `Unavailable`.
     """
-    worth_reading: list[tuple[RangedSst, dict[int, list[int]]]] = []
-    for one, hashes in wanted:
-        first, end = one._spans(hashes)
+    required: list[tuple[RangedSst, dict[int, list[int]]]] = []
+    for ranged, hashes in probes:
+        first, end = ranged._spans(hashes)
         chunks: dict[int, list[int]] = {}
         for group in np.flatnonzero(first < end).tolist():
-            some = hashes[first[group] : end[group]]
-            if one._are_few(group, len(some)):
-                size = one._footer.filter_bytes(group)
-                chunks[group] = np.unique(chunks_of(some, size)).tolist() if filtered else []
-        worth_reading.append((one, chunks))
-    _locate(worth_reading)
+            group_hashes = hashes[first[group] : end[group]]
+            if ranged._are_few(group, len(group_hashes)):
+                size = ranged._footer.filter_bytes(group)
+                chunks[group] = np.unique(chunks_of(group_hashes, size)).tolist() if filtered else []
+        required.append((ranged, chunks))
+    _locate(required)
 
 
-def _locate(wanted: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
-    """Have the index of these row groups and these chunks of their filters at hand, in one round trip."""
-    found = read_all([(one._reader, one._located.unknown(groups)) for one, groups in wanted])
-    for (one, groups), pieces in zip(wanted, found, strict=True):
-        one._located.learn(groups, pieces.bytes_at)
+def _locate(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
+    """Load the page index and these filter chunks of each row group, in one round trip."""
+    pieces_by_sst = read_all([(ranged._reader, ranged._located.unknown(groups)) for ranged, groups in required])
+    for (ranged, groups), pieces in zip(required, pieces_by_sst, strict=True):
+        ranged._located.learn(groups, pieces.bytes_at)
 
 
-def read_together(wanted: Sequence[tuple[RangedSst, Sequence[Part]]], names: Sequence[str] | None) -> list[list[Block]]:
-    """Rows of several SSTs, in one round trip; arguments and errors as of `RangedSst.read`."""
+def read_together(
+    requests: Sequence[tuple[RangedSst, Sequence[Part]]], names: Sequence[str] | None
+) -> list[list[Block]]:
+    """Read pages of several SSTs, in one round trip; arguments and errors are those of `RangedSst.read`."""
     ranges = [
-        sorted(each for part in parts for pages in one._pages(part, names) for each in pages) for one, parts in wanted
+        sorted(span for part in parts for pages in ranged._pages(part, names) for span in pages)
+        for ranged, parts in requests
     ]
-    found = read_all([(one._reader, some) for (one, _), some in zip(wanted, ranges, strict=True)])
-    return [one._decode(parts, names, pieces) for (one, parts), pieces in zip(wanted, found, strict=True)]
+    pieces_by_sst = read_all([(ranged._reader, spans) for (ranged, _), spans in zip(requests, ranges, strict=True)])
+    return [
+        ranged._decode(parts, names, pieces) for (ranged, parts), pieces in zip(requests, pieces_by_sst, strict=True)
+    ]

@@ -1,8 +1,8 @@
-"""Which rows of an SST are not visible: a newer SST has their key, or they are tombstones.
+"""Hidden rows of SSTs: rows whose key a newer SST has, and tombstones.
 
-Found once for each pair of SSTs and kept, since neither ever changes; what Iceberg and Delta call a deletion vector,
-but computed instead of stored. It takes the hashes of the older SST and the keys of the newer one: a vectorised search,
-as in a look-up. A query then reads of the older SST nothing but the columns that it asks for.
+Computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such positions as
+deletion vectors. The computation reads the hashes of the older SST and the keys of the newer one, for a vectorised
+search as in a look-up. A query then reads only the selected columns of the older SST.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ from .decode import BLOCK_ROWS, Block, check_shape
 from .fetch import corrupt, file_name
 
 _MAX_BYTES = 64 << 20
-"""What positions that this process keeps may take."""
+"""Memory limit of cached positions."""
 _ENTRY_BYTES = 512
-"""What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
+"""Memory of a cache entry without positions, mostly its two names. Most pairs of small SSTs share no key."""
 _AT_ONCE = 64
 
-_found: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
+_cached: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
     _MAX_BYTES, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES
 )
 _lock = Lock()
@@ -38,21 +38,24 @@ _lock = Lock()
 def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated."""
+    """Return the positions of hidden rows, for each SST of a version that has any; unsorted, perhaps repeated.
+
+    Raises `Corruption` if an SST is missing or damaged, and `Unavailable`.
+    """
     hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
-    found = {}
+    hidden = {}
     for sst in ssts:
-        positions = [one for one in hiding.by(sst, newer_than(sst, ssts)).values() if one.size]
+        positions = [array for array in hiding.by(sst, newer_than(sst, ssts)).values() if array.size]
         if positions:
-            found[sst] = np.concatenate(positions)
-    return found
+            hidden[sst] = np.concatenate(positions)
+    return hidden
 
 
 class Hiding:
-    """Which rows of one SST another hides, for many SSTs of one table. Raises as `hidden_rows`.
+    """Finds the rows of one SST that another hides, for many SSTs of one table.
 
-    Hashes, keys and operations of SSTs are read where they are mapped on this machine, else from the Parquet file.
-    `at_once` is of how many SSTs the keys are in memory, to be looked for in another one.
+    Hashes, keys and operations are read from SSTs that are mapped on this machine, else from their Parquet files.
+    `at_once` is the number of SSTs whose keys are in memory at a time. Raises `Corruption` and `Unavailable`.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:
@@ -61,36 +64,36 @@ class Hiding:
         self._kept: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        """The positions of the rows in `older` that each of the others hides, each once; of its tombstones for None.
+        """Return the distinct positions of rows in `older` that each newer SST hides; its tombstones under None.
 
-        Reads the older SST once for every so many others, whose keys are in memory meanwhile.
+        Reads the older SST once for every `at_once` newer SSTs.
         """
         by = [None, *newer] if older.tombstones else list(newer)
-        found: dict[Sst | None, npt.NDArray[np.int64]] = {}
+        hidden: dict[Sst | None, npt.NDArray[np.int64]] = {}
         for start in range(0, len(by), self._at_once):
-            found |= self._positions(older, by[start : start + self._at_once])
-        return found
+            hidden |= self._positions(older, by[start : start + self._at_once])
+        return hidden
 
     def _positions(self, older: Sst, newer: Sequence[Sst | None]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        pairs = {one: (file_name(older), "" if one is None else file_name(one)) for one in newer}
+        pairs = {sst: (file_name(older), "" if sst is None else file_name(sst)) for sst in newer}
         with _lock:
-            known = {one: _found[pair] for one, pair in pairs.items() if pair in _found}
-        parts: dict[Sst | None, list[npt.NDArray[np.int64]]] = {one: [] for one in newer if one not in known}
+            hidden = {sst: _cached[pair] for sst, pair in pairs.items() if pair in _cached}
+        parts: dict[Sst | None, list[npt.NDArray[np.int64]]] = {sst: [] for sst in newer if sst not in hidden}
         if parts:
             start = 0
             for block in self._blocks(older):
-                for one, some in parts.items():
-                    some += [start + at for at in _in_block(self, block, one)]
+                for sst, arrays in parts.items():
+                    arrays += [start + at for at in _in_block(self, block, sst)]
                 start += len(block.hashes)
-            for one, some in parts.items():
-                known[one] = np.concatenate([np.empty(0, np.int64), *some])
-                # Unless it is larger than all that may be kept.
+            for sst, arrays in parts.items():
+                hidden[sst] = np.concatenate([np.empty(0, np.int64), *arrays])
+                # `ValueError`: larger than the whole cache.
                 with _lock, suppress(ValueError):
-                    _found[pairs[one]] = known[one]
-        return {one: known[one] for one in newer}
+                    _cached[pairs[sst]] = hidden[sst]
+        return {sst: hidden[sst] for sst in newer}
 
     def blocks_of(self, sst: Sst) -> list[Block]:
-        """The blocks of an SST that is compared with several."""
+        """Return the blocks of an SST, kept for comparisons with several others."""
         if sst not in self._kept:
             self._kept[sst] = list(self._blocks(sst))
         return self._kept[sst]
@@ -102,19 +105,19 @@ class Hiding:
             return
         path = self._cache.parquet_path(self._store, sst)
         try:
-            # Its checksum was looked at when the path was asked for.
+            # `parquet_path` has verified the checksum.
             with pq.ParquetFile(path, memory_map=True) as file:
-                how = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
+                reading = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
                 names = [HASH, *self.key, OP]
-                stored = names if how is None else how.stored_names(names)
+                stored = names if reading is None else reading.stored_names(names)
                 for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=stored):
-                    yield Block.of(batch, how)
+                    yield Block.of(batch, reading)
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
 
 
 def _in_block(hiding: Hiding, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
-    """The positions within a block of the keys of another SST; of its tombstones for None."""
+    """Yield the positions in a block of the keys of another SST; of the block's tombstones for None."""
     if newer is None:
         yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
         return

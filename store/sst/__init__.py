@@ -1,4 +1,4 @@
-"""The file format of state: types, key hashes, writing SSTs, Bloom filters, expiry, sorted runs.
+"""The file format of state: column types, key hashes, SST writing, Bloom filters, expiry, sorted runs.
 
-Not here: finding rows (`read`), or deciding which SSTs become one (`compaction`).
+Not here: looking up rows (`read`), or choosing SSTs to merge (`compaction`).
 """

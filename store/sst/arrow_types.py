@@ -1,7 +1,7 @@
-"""Types of columns in manifests (`column_types`) to Arrow types and back, and Arrow values as Python's.
+"""Conversion of manifest column types (`column_types`) to Arrow types and back, and of Arrow values to Python's.
 
-Also those for which Python has no value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are no
-UTF-8. Milliseconds taken for seconds make the year 55,840: such a fault must be visible, so these come as text.
+Some Arrow values have no Python value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are not
+UTF-8. Milliseconds taken for seconds make the year 55,840: such a fault must be visible, so these values become text.
 """
 
 import re
@@ -22,7 +22,7 @@ _PLAIN: dict[str, pa.DataType] = {
     "date32[day]": pa.date32(),
     "timestamp[us]": pa.timestamp("us"),
     "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
-    # Spark's names, as the types in which pyspark hands such columns to Arrow.
+    # Spark's names, with the types that pyspark uses for such columns in Arrow.
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -38,25 +38,25 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def schema_of(ddl: str) -> pa.Schema:
-    """The columns of a channel, from a Spark DDL string, "`name` type, `name` type".
+    """Return the schema of a channel, from a Spark DDL string, "`name` type, `name` type".
 
-    Raises `ValueError` where it is no such string, `KeyError` as `arrow_type`.
+    Raises `ValueError` if the string is no DDL, and `KeyError` for an unknown type.
     """
     return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
-    """The Arrow type that a `Column.type` names. Raises `Usage` where no column of a state table can have this type."""
+    """Return the Arrow type that a `Column.type` names. Raises `Usage` for a type that state tables do not support."""
     return arrow_type(parse(name))
 
 
 def arrow_type(kind: Type) -> pa.DataType:
-    """The Arrow type of a tree.
+    """Return the Arrow type of a type tree.
 
-    Raises `KeyError` where a plain type in it is neither one of a table's columns nor one of Spark's.
+    Raises `KeyError` if a plain type in the tree is neither a column type of state tables nor one of Spark's.
     """
-    inside = [arrow_type(each) for each in kind.inside]
+    inside = [arrow_type(child) for child in kind.inside]
     match kind.name:
         case "struct":
             return pa.struct(list(zip(kind.fields, inside, strict=True)))
@@ -70,13 +70,13 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 def from_arrow(arrow_type: pa.DataType) -> str:
-    """The name under which a manifest keeps `arrow_type`.
+    """Return the name of `arrow_type` in manifests.
 
-    Types that hold the same values in another layout get one name: large and view variants of string, binary and list
-    the plain one's, a timestamp in any time zone UTC's (an Arrow timestamp with a zone counts from UTC anyway). Fields
-    of a struct and elements of a list may always be null.
+    Types that hold the same values in another layout share a name: large and view variants of string, binary and list
+    have the plain variant's, a timestamp in any time zone has UTC's (Arrow timestamps with a zone count from UTC
+    anyway). Fields of a struct and elements of a list are always nullable.
 
-    Raises `Usage` where no column of a state table can have this type.
+    Raises `Usage` if no column of a state table can have this type.
     """
     types = pa.types
     if types.is_struct(arrow_type):
@@ -104,9 +104,10 @@ def _quoted(name: str) -> str:
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    r"""As `to_pylist`, with text for what Python has no value for: `55840-11-08 22:13:20`, in UTC if there is a zone.
+    r"""Return the rows as dicts, like `to_pylist`; values that Python lacks become text: `55840-11-08 22:13:20`.
 
-    Years are as `instants.day` has them. Of a string that is no UTF-8, bytes that are no text are `\xff`.
+    Times with a zone are in UTC, and years are written as by `instants.day`. Bytes of a string that are not UTF-8
+    become `\xff`.
     """
     if not table.num_columns:
         return [{} for _ in range(table.num_rows)]
@@ -115,17 +116,17 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
-    """The values of one column, as `python_rows` gives them."""
+    """Return the values of one column, converted like those of `python_rows`."""
     if not _is_finer(column.type):
         try:
             return list(column.to_pylist())
         except (OverflowError, ValueError):
-            pass  # one by one
+            pass  # convert values one by one
     return [python_value(scalar) for scalar in column]
 
 
 def hexadecimal(value: object) -> object:
-    """A value in which bytes, at whatever depth, are hexadecimal text."""
+    """Return the value with all bytes in it, at any depth, as hexadecimal text."""
     match value:
         case bytes():
             return value.hex()
@@ -138,20 +139,20 @@ def hexadecimal(value: object) -> object:
 
 
 def python_value(scalar: pa.Scalar) -> object:
-    """One value, as `python_rows` gives it."""
+    """Return one value, converted like those of `python_rows`."""
     if not scalar.is_valid:
         return None
     if not _is_finer(scalar.type):
         try:
             return scalar.as_py()
         except (OverflowError, ValueError):
-            pass  # as text
-    return _inside(scalar)
+            pass  # converted to text below
+    return _convert(scalar)
 
 
 @lru_cache(maxsize=1024)
 def _is_finer(kind: pa.DataType) -> bool:
-    """Whether values of a type have more than Python tells of: nanoseconds, or a time of day beyond the day."""
+    """Return True if a type has values beyond Python's range or precision: nanoseconds, or a time beyond 24 h."""
     types = pa.types
     if types.is_nested(kind):
         return any(_is_finer(kind.field(number).type) for number in range(kind.num_fields))
@@ -164,19 +165,19 @@ def _is_finer(kind: pa.DataType) -> bool:
 
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""Ticks of a second, by Arrow's names of units."""
+"""Ticks per second, by Arrow unit."""
 _DAY_S = DAY_MS // 1_000
 
 
-def _inside(scalar: pa.Scalar) -> object:
-    """A value that holds one, or is one, that Python cannot hold, or not by itself."""
+def _convert(scalar: pa.Scalar) -> object:
+    """Convert a value that Python lacks, or a nested value that may contain one."""
     kind, types = scalar.type, pa.types
     if types.is_struct(kind):
-        return {name: python_value(each) for name, each in scalar.items()}
+        return {name: python_value(child) for name, child in scalar.items()}
     if types.is_map(kind):
-        return [(python_value(each["key"]), python_value(each["value"])) for each in scalar.values]
+        return [(python_value(entry["key"]), python_value(entry["value"])) for entry in scalar.values]
     if any(is_one(kind) for is_one in _LISTS):
-        return [python_value(each) for each in scalar.values]
+        return [python_value(element) for element in scalar.values]
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
     if types.is_date32(kind):
@@ -189,20 +190,20 @@ def _inside(scalar: pa.Scalar) -> object:
         per_second = PER_SECOND[kind.unit]
         seconds, ticks = divmod(scalar.value, per_second)
         if not 0 <= seconds < _DAY_S:
-            return f"{scalar.value} {kind.unit}"  # of no day
+            return f"{scalar.value} {kind.unit}"  # not a time of day
         return (
             _clock(seconds, ticks, per_second)
             if ticks * 10**6 % per_second
             else _time(seconds, ticks, per_second).time()
         )
     if types.is_duration(kind):
-        # Pandas' spans have nanoseconds, and no words that Python's have.
+        # Durations with nanoseconds have no Python type.
         whole, finer = divmod(scalar.value * 10**6, PER_SECOND[kind.unit])
         try:
             return f"{scalar.value} {kind.unit}" if finer else timedelta(microseconds=whole)
         except OverflowError:
             return f"{scalar.value} {kind.unit}"
-    # Of a union, a dictionary or an extension type the value is one of another type.
+    # The value of a union, a dictionary or an extension type has another type.
     return python_value(scalar.value)
 
 
@@ -213,7 +214,7 @@ def _timestamp(scalar: pa.Scalar, per_second: int) -> object:
     kind, (seconds, ticks) = scalar.type, divmod(scalar.value, per_second)
     if not ticks * 10**6 % per_second:
         try:
-            # Of whole microseconds, Python's own if it has one.
+            # Whole microseconds fit Python's type, within its range of years.
             micros = pa.scalar(seconds * 10**6 + ticks * 10**6 // per_second, pa.int64())
             return micros.cast(pa.timestamp("us", kind.tz)).as_py()
         except (OverflowError, ValueError):
@@ -227,7 +228,7 @@ def _time(seconds: int, ticks: int, per_second: int) -> datetime:
 
 
 def _clock(seconds: int, ticks: int, per_second: int) -> str:
-    """As Python prints a time of the day: with a fraction if there is one, of six digits, or nine."""
+    """Format a time of day like Python: a fraction, if any, has six digits, or nine for nanoseconds."""
     digits = 9 if ticks * 10**6 % per_second else 6
     fraction = f".{ticks * 10**digits // per_second:0{digits}}" if ticks else ""
     return f"{_time(seconds, 0, 1):%H:%M:%S}{fraction}"

@@ -1,8 +1,8 @@
-"""Filters: whether an SST can have a key at all, from a byte of it for each row.
+"""Bloom filters over the key hashes of SSTs, at one byte a row, to skip row groups that cannot have a key.
 
-Parquet's own: a split-block Bloom filter over `_hash` for each row group, between the last row group and the footer,
-so that any reader of Parquet profits, DuckDB too. Arrow writes them; here they are asked, for all keys of a look-up at
-once. Eight bits a row: of 100 keys that a row group does not have, 3 pass, and of those that it has, all.
+These are Parquet's own: a split-block Bloom filter over `_hash` for each row group, between the last row group and the
+footer, so that any Parquet reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a
+look-up at once. With eight bits a row, 3 of 100 keys that a row group lacks pass, and all keys that it has.
 
 The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
 Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
@@ -18,63 +18,63 @@ from .parquet_pages import ColumnMetaData
 from .xxh64 import hash_u64
 
 FALSE_POSITIVES = 0.05
-"""What Arrow is asked for. It takes the next power of two of bytes, which for a full row group gives 0.03."""
+"""Rate requested from Arrow, which rounds the filter up to a power of two bytes: 0.03 for a full row group."""
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
 _KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
-"""The end of a header in Thrift's compact protocol: of the algorithms, hashes and compressions the one there is."""
+"""End of a filter's Thrift header: the only algorithm, hash and compression that the specification has."""
 CHUNK_BYTES = 512
-"""Of a filter so much is read at least: a key asks one block of it."""
+"""Smallest part of a filter that is read; a key probes one block of it."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
 def chunks_in(data: bytes) -> dict[int, bytes]:
-    """All chunks of a filter as Parquet holds it, header and bits, by their number.
+    """Return all chunks of a filter as stored in Parquet, header and bits, by chunk number.
 
-    Raises `ValueError` where it is not of the one kind that the specification has.
+    Raises `ValueError` if the header is not the only kind that the specification has.
     """
-    # The header is shorter than a block: field 1, an i32 in zigzag, says how many bytes of bits follow.
+    # The header is shorter than a block; its field 1, a zigzag i32, is the number of bytes of bits.
     start = len(data) % _BLOCK_BYTES
-    header, rest = bytearray(b"\x15"), (len(data) - start) << 1
-    while rest > 0x7F:
-        header.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    header.append(rest)
+    header, size = bytearray(b"\x15"), (len(data) - start) << 1
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
     if data[:start] != header + _KINDS or len(data) == start:
         raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
-    places = range(start, len(data), CHUNK_BYTES)
-    return {number: data[at : at + CHUNK_BYTES] for number, at in enumerate(places)}
+    starts = range(start, len(data), CHUNK_BYTES)
+    return {number: data[at : at + CHUNK_BYTES] for number, at in enumerate(starts)}
 
 
 def bits_of(column: ColumnMetaData) -> tuple[int, int]:
-    """From where to where the bits of a column's filter are; the same for none."""
+    """Return the start and end offset of the bits of a column's filter; equal offsets if it has no filter."""
     start, size = column.bloom_filter_offset or 0, column.bloom_filter_length or 0
     # The header before them is shorter than a block.
     return start + size % _BLOCK_BYTES, start + size
 
 
 def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
-    """Which chunk of a filter of so many bytes of bits each of these `_hash` asks."""
+    """Return the chunk number that each `_hash` probes, in a filter with `num_bytes` of bits."""
     return (_block_of(_hashed(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(np.int64)
 
 
 def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Whether each of these `_hash` can be in a row group; False is certain.
+    """Return for each `_hash` if it may be in a row group; False is certain.
 
-    Of its filter, of so many bytes of bits, these chunks are there.
+    `chunks` are the chunks read of the filter, which has `num_bytes` of bits; all chunks in `chunks_of` must be there.
     """
     numbers = np.array(sorted(chunks), np.int64)
-    words = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())
+    data = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())
     hashed = _hashed(hashes)
     within = _block_of(hashed, num_bytes // _BLOCK_BYTES).astype(np.int64) % _CHUNK_BLOCKS
     at = np.searchsorted(numbers, chunks_of(hashes, num_bytes)) * _CHUNK_BLOCKS + within
-    blocks = np.frombuffer(words, "<u4").reshape(-1, _BLOCK_BYTES // 4)[at]
+    blocks = np.frombuffer(data, "<u4").reshape(-1, _BLOCK_BYTES // 4)[at]
     bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
-    found: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
-    return found
+    matches: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
+    return matches
 
 
 def _hashed(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

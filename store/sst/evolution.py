@@ -1,11 +1,10 @@
-"""SSTs written under other columns than the table has now: how each is read as one of today.
+"""Schema evolution: reading SSTs whose columns differ from the table's current ones.
 
-A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So what was renamed is found
-under its former name, what was widened is cast, what was added since is its default, and what was removed is not
-looked at.
+A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So a renamed column is found
+under its former name, a widened column is cast, an added column has its default, and a removed column is not read.
 
-This is the one place that brings an SST's columns and a table's together. Everything that reads rows goes through a
-`Reading`; for an SST that has the table's own columns there is none, and nothing is done.
+Only this module maps an SST's columns to a table's. All code that reads rows goes through a `Reading`, or None if the
+SST has the table's own columns, which need no conversion.
 """
 
 from collections.abc import Sequence
@@ -20,41 +19,41 @@ from .arrow_types import to_arrow
 from .types import EXPIRES, HASH, OP, PREV, SEQ, field_id, shape, sst_schema, stored_schema
 
 _OWN = (HASH, SEQ, OP, PREV, EXPIRES)
-"""The columns that every SST calls so."""
+"""Columns with the same name in every SST."""
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Where the values of one column of the table come from, in SSTs of other columns."""
+    """Source of one column of the table in SSTs with other columns."""
 
     type: pa.DataType
-    """The column's type now."""
+    """The column's current type."""
     name: str | None
-    """What the SST calls the column; None where it does not have it."""
+    """The column's name in the SST; None if the SST lacks the column."""
     stored: pa.DataType
-    """Its type there."""
+    """The column's type in the SST."""
     default: pa.Scalar
-    """Its value in all rows, where the SST does not have it."""
+    """Value of all rows if the SST lacks the column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How SSTs of some columns are read as SSTs of a table that has others."""
+    """Conversion of rows of SSTs with other columns to the table's current columns."""
 
     sources: dict[str, ColumnSource]
-    """Of each key and value column of the table, by its name."""
+    """Source of each key and value column of the table, by its name."""
     schema: pa.Schema
-    """The rows when they are read: as the table's own SSTs have them, with `_expires_at` if these have it."""
+    """Schema of the converted rows: that of the table's own SSTs, with `_expires_at` if the SST has it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
-        """What the SST calls these columns; those that it does not have are left out."""
-        found = (name if name in _OWN else self.sources[name].name for name in names)
-        return [name for name in found if name is not None]
+        """Return the SST's names of these columns, without columns that the SST lacks."""
+        stored = (name if name in _OWN else self.sources[name].name for name in names)
+        return [name for name in stored if name is not None]
 
     def read(self, rows: Rows, names: Sequence[str]) -> Rows:
-        """These columns of rows of such an SST, as the table has them."""
+        """Convert rows of such an SST to these columns of the table."""
         columns = []
         for name in names:
             if name in _OWN:
@@ -67,43 +66,45 @@ class Reading:
         return type(rows).from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
 
 
-def reading(found: pa.Schema, table: Table) -> Reading | None:
-    """How an SST with the columns `found` is read as one of the table; None where it is one.
+def reading(stored: pa.Schema, table: Table) -> Reading | None:
+    """Return the conversion of an SST with the columns `stored` to the table's; None if the columns are the same.
 
-    Raises `ValueError` where the table never had these columns; tells which it has.
+    Raises `ValueError`, with the actual columns, if the table never had these columns.
     """
     schema = sst_schema(table)
     if not table.schema:
-        if found != stored_schema(schema, found):
-            raise ValueError(f"expected columns {shape(schema)}; found {shape(found)}")
+        if stored != stored_schema(schema, stored):
+            raise ValueError(f"expected columns {shape(schema)}; found {shape(stored)}")
         return None
-    return _reading(tuple((each.name, each.type, field_id(each), each.nullable) for each in found), table)
+    return _reading(tuple((field.name, field.type, field_id(field), field.nullable) for field in stored), table)
 
 
 @lru_cache(maxsize=256)
-def _reading(found: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table) -> Reading | None:
-    own = pa.schema([pa.field(name, kind, nullable) for name, kind, _, nullable in found if name in _OWN])
+def _reading(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table) -> Reading | None:
+    own = pa.schema([pa.field(name, kind, nullable) for name, kind, _, nullable in stored if name in _OWN])
     schema = stored_schema(sst_schema(table), own)
     if own != (expected := pa.schema([field for field in schema if field.name in _OWN])):
         raise ValueError(f"expected columns {shape(expected)}; found {shape(own)}")
-    known = {number: (name, kind) for name, kind, number, _ in found if name not in _OWN}
+    stored_by_id = {number: (name, kind) for name, kind, number, _ in stored if name not in _OWN}
     sources = {}
     for number, column in zip(table.ids, table.columns, strict=True):
         kind = to_arrow(column.type)
-        name, was = known.get(number, (None, kind))
+        name, was = stored_by_id.get(number, (None, kind))
         if name is None and column in table.key:
             raise ValueError(f"expected key column {column.name}, of id {number}; found none")
         if not widens(was, kind):
-            raise ValueError(f"expected column {column.name} to be {kind}, or what became that; found {was}")
+            raise ValueError(
+                f"expected column {column.name} to be {kind}, or a type that was widened to it; found {was}"
+            )
         sources[column.name] = ColumnSource(kind, name, was, default_of(column))
-    as_it_is = [(name, name, kind, kind) for name, kind in known.values()]
-    if [(name, each.name, each.stored, each.type) for name, each in sources.items()] == as_it_is:
+    as_it_is = [(name, name, kind, kind) for name, kind in stored_by_id.values()]
+    if [(name, source.name, source.stored, source.type) for name, source in sources.items()] == as_it_is:
         return None
     return Reading(sources, schema)
 
 
 def default_of(column: Column) -> pa.Scalar:
-    """What rows have that were written before the column was there. Raises `ValueError` for what is not of its type."""
+    """Return the value of a column in rows older than the column. Raises `ValueError` if it does not fit the type."""
     kind = to_arrow(column.type)
     if column.default is None:
         return pa.scalar(None, kind)
@@ -111,34 +112,34 @@ def default_of(column: Column) -> pa.Scalar:
 
 
 def default_text(value: object, kind: pa.DataType) -> str:
-    """A default as a manifest keeps it. Raises `ValueError` or `TypeError` unless it is a value of a plain type.
+    """Return a column default as text for the manifest, rounded to its type (`float` has fewer digits than `double`).
 
-    It is as the type has it: of 0.1 a `float` keeps less than a `double`.
+    Raises `ValueError` or `TypeError` unless it is a value of a plain type.
     """
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise TypeError(f"a column of type {kind} has no default but null")
+        raise TypeError(f"a column of type {kind} can have no default but null")
     if pa.types.is_integer(kind) and not isinstance(value, int | pa.Scalar):
-        raise TypeError("Arrow would cut off what lies behind the point")
-    made = value if isinstance(value, pa.Scalar) else pa.array([value], kind)[0]
-    text = pa.array([made.as_py()], made.type).cast(pa.string())[0].as_py()
-    if pa.array([text]).cast(kind)[0].as_py() != made.cast(kind).as_py() and made.as_py() == made.as_py():
-        raise ValueError(f"{value!r} is no {kind}")
+        raise TypeError("Arrow would drop the fraction")
+    scalar = value if isinstance(value, pa.Scalar) else pa.array([value], kind)[0]
+    text = pa.array([scalar.as_py()], scalar.type).cast(pa.string())[0].as_py()
+    if pa.array([text]).cast(kind)[0].as_py() != scalar.cast(kind).as_py() and scalar.as_py() == scalar.as_py():
+        raise ValueError(f"{value!r} is not a {kind}")
     return str(text)
 
 
 def fits(was: pa.Schema, schema: pa.Schema) -> bool:
-    """Whether rows of one schema can be taken for rows of another: columns came, or went, or became larger.
+    """Return True if rows of the schema `was` can be read with `schema`: columns were added, removed or widened.
 
-    Not where some came and others went: these may be the same under another name.
+    False if columns were both added and removed: these may be renamed columns.
     """
     had, has = set(was.names), set(schema.names)
     return not (had - has and has - had) and all(widens(was.field(n).type, schema.field(n).type) for n in had & has)
 
 
 def widens(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether every value of a type is one of another: of larger integers, floats or decimals, or fields so changed.
+    """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals or fields.
 
-    A struct may get further fields, which are null in rows from before; it keeps those that it has.
+    A struct may get more fields, which are null in older rows; it must keep its fields.
     """
     types = pa.types
     if was == kind:

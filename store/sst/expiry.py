@@ -1,4 +1,4 @@
-"""`_expires_at`, column of an SST: when a row expires, and which rows have."""
+"""The SST column `_expires_at`: setting it, and finding expired rows."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from .types import EXPIRES, OP, PUT
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
-    """Which rows of an SST are expired; None when none can be: it has no such column, or there is no clock."""
+    """Return a mask of expired rows of an SST; None if no row can be: the column or the clock is missing."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None
     expires = rows.column(EXPIRES)
@@ -21,10 +21,10 @@ def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArra
 
 
 def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
-    """The rows with `_expires_at`, milliseconds since 1970 UTC, where the table has a time to live.
+    """Return the rows with `_expires_at`, milliseconds since 1970 UTC, if the table has a time to live.
 
-    Null, which is never: for tombstones, for rows whose event time is null, and while the time to live is turned off.
-    `rows` has the value columns and `_op`; `clock_ms` is the batch's, for a time to live by write time.
+    Null (never) for tombstones, for rows whose event time is null, and while the time to live is turned off. `rows` has
+    the value columns and `_op`; `clock_ms` is the batch's clock, for a time to live by write time.
     """
     ttl = table.ttl
     if ttl is None:
@@ -38,7 +38,7 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
-    """The largest event time of rows that are put; None when there is none, or time to live is not by event time."""
+    """Return the largest event time among put rows; None without such rows, or without a time to live by event time."""
     if ttl is None or not ttl.ms or not ttl.column:
         return None
     times = event_ms(rows.column(ttl.column)).filter(pc.equal(rows.column(OP), PUT))
@@ -47,7 +47,7 @@ def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
 
 
 def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Timestamps (microseconds) or dates as milliseconds since 1970 UTC; a date is its first instant."""
+    """Convert timestamps (microseconds) or dates to milliseconds since 1970 UTC; a date is its first instant."""
     if pa.types.is_date32(times.type):
         return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
     return pc.divide(times.cast(pa.int64()), 1000)

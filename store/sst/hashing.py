@@ -1,10 +1,10 @@
-"""Keys as values: their hash, the state partition it falls in, and when two keys are the same key.
+"""Hashes of keys, state partitions of hashes, and equality of keys.
 
-`_hash` is what Spark SQL's `xxhash64(key columns)` gives, so Spark can compute it, too. The layout of each
-type is that of Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first
-seed is 42, each column's hash is the next one's seed, and NULL leaves it as it is. A struct is its fields, one after
-the other; a NULL struct leaves the seed, as do NULL fields. Two structs are the same key when all fields are, and NULL
-is another key than a struct of NULLs, though they share their hash.
+`_hash` equals Spark SQL's `xxhash64(key columns)`, so Spark can compute it, too. The layout of each type is that of
+Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each column's
+hash is the seed of the next column, and NULL keeps the seed. A struct is hashed field by field; a NULL struct keeps the
+seed, as NULL fields do. Two structs are the same key if all fields are; NULL and a struct of NULLs are different keys,
+although they share their hash.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ _LONG_DECIMAL_DIGITS = 18
 
 
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Spark's `xxhash64(columns)` of each row, signed; as many as there are rows.
+    """Return Spark's `xxhash64(columns)` of each row, as signed integers.
 
-    Raises `Usage` where a column's type cannot be a key.
+    Raises `Usage` if a column's type cannot be a key.
     """
     for name in columns:
         _check_hashable(name, rows.schema.field(name).type)
@@ -46,11 +46,11 @@ _PLAIN: Mapping[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("int32", "int16", "int8"), Struct("<i").pack),
 }
 PLAIN = frozenset(_PLAIN)
-"""Names of types of text and whole numbers."""
+"""Names of the text and integer types that `hash_key` supports."""
 
 
 def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
-    """`hash_keys` of one key with columns of these types, which are `PLAIN`; a hundredth of the time."""
+    """Return the hash of one key whose columns have `PLAIN` types, about 100 times faster than `hash_keys`."""
     running = int(_SEED)
     for value, kind in zip(values, types, strict=True):
         if value is not None:
@@ -59,16 +59,16 @@ def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
 
 
 def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int32]:
-    """The state partition of each hash: the p-th of `partitions` equal ranges of the signed 64-bit integers.
+    """Return the state partition of each hash: one of `partitions` equal ranges of the signed 64-bit integers.
 
-    Multiply-shift on the upper half of the hash. Twice the partitions split each range in two.
+    Multiply-shift on the upper half of the hash. Doubling the partitions splits each range in two.
     """
     from_zero = hashes.view(np.uint64) ^ np.uint64(1 << 63)
     return (((from_zero >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)).astype(np.int32)
 
 
 def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The rows with one form for each key: -0.0 becomes 0.0, and every NaN the canonical one; nulls stay."""
+    """Return the rows with one form of each key: -0.0 becomes 0.0, every NaN the canonical NaN; nulls stay."""
     for name in columns:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
@@ -78,7 +78,7 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Say if a value of a column, or of a field of its structs, is -0.0, which is no key of its own here."""
+    """Return True if a column, or a field of its structs, has the value -0.0, which keys normalise to 0.0."""
     if not has_floats(column.type):
         return False
     plain = _one_array(column)
@@ -91,9 +91,9 @@ def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
 def same_keys(
     left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Whether row i of `left` and row i of `right` have the same key: null equals null, NaN equals NaN.
+    """Return for each row i if `left` and `right` have the same key in it: null equals null, NaN equals NaN.
 
-    Both sides have the same number of rows and the same types in these columns.
+    Both sides have the same number of rows, and the same types in these columns.
     """
     if not columns:
         return np.ones(left.num_rows, np.bool_)
@@ -101,10 +101,10 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The order of keys by (hash, key), and which of them, in that order, repeat the key before.
+    """Return the order of keys by (hash, key), and a mask, in that order, of keys equal to the one before.
 
-    Stable: equal keys keep the order they came in. Costs a sort of the hashes (`hash_keys` of the keys); only keys
-    whose hashes are equal are looked at. The keys are normalised.
+    Stable: equal keys keep their order. Costs one sort of the hashes (`hash_keys` of the keys); only keys with equal
+    hashes are compared. The keys must be normalised.
     """
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
@@ -113,7 +113,7 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
     if tied.size:
         repeats[tied] = _repeats(keys, order, tied)
         if not repeats[tied].all():
-            # Different keys with one hash. Those runs of equal hashes are put in order of the key, too.
+            # Different keys share a hash: sort their runs of equal hashes by key, too.
             members = np.union1d(tied, tied - 1)
             parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sortable(column))
             runs = pa.table({"hash": hashes[members], **{str(i): part for i, part in enumerate(parts)}})
@@ -124,41 +124,41 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
 
 
 def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the key at each of these positions of the order is the same as the one before."""
-    here, before = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
-    return same_keys(here, before, keys.column_names)
+    """Return for each of these positions of the order if its key equals the key before it."""
+    current, previous = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
+    return same_keys(current, previous, keys.column_names)
 
 
 def digests(column: pa.Array | pa.ChunkedArray) -> U64:
-    """A hash of each value, of any type: equal values have equal ones, whatever lists and maps they hold.
+    """Return a hash of each value of any type; equal values have equal hashes, also lists and maps.
 
-    To put values in an order that is always the same. It is none of Spark's.
+    Gives values a deterministic order. This is not one of Spark's hashes.
     """
     return _digest(_one_array(column), np.zeros(len(column), np.uint64))
 
 
 def _digest(column: pa.Array, seeds: U64) -> U64:
     if pa.types.is_struct(column.type):
-        # A struct of nulls is another value than a null in its place.
+        # A struct of nulls differs from a null struct.
         begun = hash_u32(np.ones(len(column), np.uint32), seeds)
         hashed = reduce(lambda running, child: _digest(child, running), column.flatten(), begun)
     elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
         starts = np.asarray(column.offsets).astype(np.int64)
         elements = column.values.slice(starts[0], starts[-1] - starts[0])
-        places = np.arange(len(elements)) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
-        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_digest(elements, places.astype(np.uint64)))))
+        positions = np.arange(len(elements)) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_digest(elements, positions.astype(np.uint64)))))
         ends = starts - starts[0]
         hashed = hash_u64(sums[ends[1:]] - sums[ends[:-1]] + np.diff(starts).astype(np.uint64), seeds)
     elif column.null_count == len(column):
         hashed = seeds
     else:
         hashed = _hash_column("", column, seeds)
-    # Null is a value here, and does not leave the seed as it is.
+    # Null is a value here, and changes the seed.
     return np.where(np.asarray(column.is_valid()), hashed, hash_u32(np.zeros(len(column), np.uint32), ~seeds))
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Say if values of a type are floats, or structs with floats in them."""
+    """Return True if a type is a float, or a struct with floats."""
     if pa.types.is_struct(kind):
         return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
@@ -177,7 +177,7 @@ def _normalise(column: pa.Array) -> pa.Array:
 
 
 def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    """Plain columns whose order is the column's: a struct's fields, and first whether it is there."""
+    """Return plain columns that sort like the column: for a struct, null flags and then its fields."""
     plain = _one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
@@ -187,9 +187,9 @@ def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 def _same(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if pa.types.is_struct(left.type):
         left, right = _one_array(left), _one_array(right)
-        there, here = np.asarray(left.is_valid()), np.asarray(right.is_valid())
+        left_valid, right_valid = np.asarray(left.is_valid()), np.asarray(right.is_valid())
         fields = zip(left.flatten(), right.flatten(), strict=True)
-        return reduce(np.logical_and, (_same(*pair) for pair in fields), there == here)
+        return reduce(np.logical_and, (_same(*pair) for pair in fields), left_valid == right_valid)
     equal = pc.equal(left, right)
     if pa.types.is_floating(left.type):
         equal = pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
@@ -202,12 +202,12 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     combined = column.combine_chunks()
-    # A column beyond 2 GiB of characters stays in chunks; no batch of keys comes near.
+    # A column beyond 2 GiB of text stays chunked; batches of keys are far smaller.
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
-    """The running hash after this column."""
+    """Return the running hash after this column."""
     if column.null_count == len(column):
         return seeds
     hashed = _hash_column(name, column, seeds)
@@ -223,14 +223,14 @@ def _check_hashable(name: str, kind: pa.DataType) -> None:
     elif pa.types.is_nested(kind):
         raise Usage(
             f"column {name!r} of type {kind} cannot be a key: expected a plain value, or a struct of plain values",
-            hint="a list has no fixed form and a map no order; select what identifies the row, or make a string of it",
+            hint="select the fields that identify the row, or make the value a string",
         )
     elif not pa.types.is_null(kind):
         _hash_column(name, pa.nulls(0, kind), np.empty(0, np.uint64))
 
 
 def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
-    """The hash of each value under its seed; what stands at nulls is meaningless."""
+    """Return the hash of each value under its seed; results for nulls are meaningless."""
     types, kind = pa.types, column.type
     if types.is_struct(kind):
         for number in range(kind.num_fields):
@@ -251,35 +251,35 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
             return hash_u32(floats.view(np.uint32), seeds)
         return hash_u64(floats.view(np.uint64), seeds)
     if types.is_decimal128(kind):
-        # Unscaled 128-bit integers as rows of two words, the lower first.
-        words = np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
+        # Unscaled 128-bit integers as rows of two 64-bit halves, the lower first.
+        halves = np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
         if kind.precision <= _LONG_DECIMAL_DIGITS:
-            return hash_u64(np.ascontiguousarray(words[:, 0]), seeds)
-        return hash_bytes(*_as_big_integers(words), seeds)
+            return hash_u64(np.ascontiguousarray(halves[:, 0]), seeds)
+        return hash_bytes(*_as_big_integers(halves), seeds)
     large = types.is_large_string(kind) or types.is_large_binary(kind)
     if large or types.is_string(kind) or types.is_binary(kind):
         dtype = np.dtype("<i8" if large else "<i4")
         _, offsets, text = column.buffers()
         offsets = np.frombuffer(offsets, dtype, len(column) + 1, column.offset * dtype.itemsize).astype(np.int64)
         return hash_bytes(np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8), offsets, seeds)
-    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of it is not known here")
+    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of this type is not supported")
 
 
 def _values(column: pa.Array) -> np.ndarray:
-    """The buffer of a fixed-width column as numpy, without a copy."""
+    """Return the buffer of a fixed-width column as numpy, without a copy."""
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
     dtype = np.dtype(f"<{kind}{column.type.bit_width // 8}")
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
 
 
-def _as_big_integers(words: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """What Java's `BigInteger.toByteArray` gives: the fewest big-endian bytes that keep the sign."""
-    big_endian = words[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
+def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return bytes and offsets like Java's `BigInteger.toByteArray`: the fewest big-endian bytes with the sign."""
+    big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
-    # The first byte that says something: not the sign's, or whose follower's top bit would say another sign.
+    # The first significant byte: it is not the sign's, or the next byte's top bit would change the sign.
     informs = big_endian[:, :-1] != sign
     informs |= (big_endian[:, 1:] ^ sign) & 0x80 != 0
     drop = np.where(informs.any(axis=1), informs.argmax(axis=1), 15)
-    offsets = np.zeros(len(words) + 1, np.int64)
+    offsets = np.zeros(len(halves) + 1, np.int64)
     np.cumsum(16 - drop, out=offsets[1:])
     return big_endian[np.arange(16) >= drop[:, None]], offsets

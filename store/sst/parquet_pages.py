@@ -1,8 +1,8 @@
-"""Parquet's footer and page index as values, and some pages of a file as a Parquet file of their own.
+"""Parquet's footer and page index as values, and single pages of a file as a Parquet file of their own.
 
-Arrow reads whole row groups and says nothing of where pages are. So what Parquet writes about that (parquet-format,
-`parquet.thrift`) is read here, by Apache Thrift; of its structures only the fields that this takes. And Arrow decodes
-chosen pages from a file that has no others: the same bytes, under a footer that says where they are in it.
+Arrow reads whole row groups and does not expose page offsets. So this module decodes them from Parquet's metadata
+(parquet-format, `parquet.thrift`) with Apache Thrift; its structs declare only the fields needed here. Arrow then
+decodes the chosen pages from a file made of them alone: the same bytes, under a footer with their new offsets.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ from thrift.TSerialization import deserialize, serialize
 
 _COMPACT = TCompactProtocolAcceleratedFactory()
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
-"""What reading bytes raises that are not what they should be, though their checksums are right."""
+"""Exceptions of decoding bytes that are malformed although their checksums match."""
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def _field(number: int, kind: Any) -> Any:
-    """A field of a structure: its number, and its type, Thrift's or another structure; `[type]` is a list of these."""
+    """Declare a field of a struct: its number, and its type (Thrift's or another struct); `[type]` is a list."""
     return number, kind
 
 
-class _Struct(TBase):  # type: ignore[misc]  # Thrift has no types
-    """A structure whose fields are declared by `_field`. What a value lacks is None."""
+class _Struct(TBase):  # type: ignore[misc]  # thrift has no type hints
+    """A Thrift struct whose fields are declared by `_field`; missing fields are None."""
 
     thrift_spec: ClassVar[tuple[Any, ...]]
 
@@ -51,10 +51,10 @@ class _Struct(TBase):  # type: ignore[misc]  # Thrift has no types
 
 
 class PageHeader(_Struct):
-    """What stands before a page."""
+    """Header of a page."""
 
     class Data(_Struct):
-        """Of a page of values, in either version of these."""
+        """Header fields of a data page, in version 1 or 2."""
 
         num_values: int = _field(1, TType.I32)
 
@@ -63,7 +63,7 @@ class PageHeader(_Struct):
 
 
 class PageLocation(_Struct):
-    """Where a page is, its header included."""
+    """Offset and size of a page, its header included, and its first row."""
 
     offset: int = _field(1, TType.I64)
     size: int = _field(2, TType.I32)
@@ -71,13 +71,13 @@ class PageLocation(_Struct):
 
 
 class OffsetIndex(_Struct):
-    """Where the pages of a column are in a row group."""
+    """Locations of the pages of a column in a row group."""
 
     pages: list[PageLocation] = _field(1, [PageLocation])
 
 
 class ColumnIndex(_Struct):
-    """The least and the largest value of each page of a column in a row group."""
+    """Least and largest value of each page of a column in a row group."""
 
     null_pages: list[bool] = _field(1, [TType.BOOL])
     min_values: list[bytes] = _field(2, [TType.STRING])
@@ -85,7 +85,7 @@ class ColumnIndex(_Struct):
 
 
 class ColumnMetaData(_Struct):
-    """A column of a row group."""
+    """Metadata of a column in a row group."""
 
     type: int = _field(1, TType.I32)
     encodings: list[int] = _field(2, [TType.I32])
@@ -101,18 +101,18 @@ class ColumnMetaData(_Struct):
 
     @property
     def start(self) -> int:
-        """Where its first page is, that of its dictionary included."""
+        """Offset of the first page, the dictionary page included."""
         dictionary = self.dictionary_page_offset
         return self.data_page_offset if dictionary is None else min(dictionary, self.data_page_offset)
 
     @property
     def end(self) -> int:
-        """Where its last page ends."""
+        """Offset just past the last page."""
         return self.start + self.total_compressed_size
 
 
 class ColumnChunk(_Struct):
-    """A column of a row group, and where its indexes are."""
+    """A column in a row group, and the offsets of its indexes."""
 
     file_offset: int = _field(2, TType.I64)
     meta_data: ColumnMetaData = _field(3, ColumnMetaData)
@@ -123,7 +123,7 @@ class ColumnChunk(_Struct):
 
 
 class RowGroup(_Struct):
-    """A row group."""
+    """Columns and row count of a row group."""
 
     columns: list[ColumnChunk] = _field(1, [ColumnChunk])
     total_byte_size: int = _field(2, TType.I64)
@@ -141,31 +141,31 @@ Decoded = TypeVar("Decoded", bound=_Struct)
 
 
 def decoded(kind: type[Decoded], data: bytes) -> Decoded:
-    """The structure at the beginning of these bytes. Raises `ValueError` where there is none."""
+    """Decode the struct at the beginning of these bytes. Raises `ValueError` if the bytes hold no such struct."""
     try:
-        found: Decoded = deserialize(kind(), data, _COMPACT)
+        struct: Decoded = deserialize(kind(), data, _COMPACT)
     except (TException, EOFError, TypeError, OverflowError) as error:
         raise ValueError(f"expected Parquet's {kind.__name__} in {len(data)} bytes ({error})") from error
-    return found
+    return struct
 
 
 def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
-    """From where to where the column indexes and the offset indexes of a row group are, which has them.
+    """Return start and end offset of the column indexes, and of the offset indexes, of a row group that has both.
 
-    Arrow writes those of a row group one after the other.
+    Arrow writes the indexes of a row group contiguously.
     """
     columns, offsets = (
         [(start, start + length) for start, length in pairs if start is not None]
         for pairs in (
-            [(one.column_index_offset, one.column_index_length) for one in group.columns],
-            [(one.offset_index_offset, one.offset_index_length) for one in group.columns],
+            [(column.column_index_offset, column.column_index_length) for column in group.columns],
+            [(column.offset_index_offset, column.offset_index_length) for column in group.columns],
         )
     )
     return (columns[0][0], columns[-1][1]), (offsets[0][0], offsets[-1][1])
 
 
 def bounds(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The least and the largest value of each page of a column of int64; a range of nothing where all are null."""
+    """Return the least and the largest value of each page of an int64 column; an empty range if all are null."""
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)
         for missing, pages in (
@@ -182,14 +182,14 @@ def file_of_pages(
     read: Callable[[int, int], bytes],
     nested: Sequence[bool],
 ) -> bytes:
-    """A Parquet file of some pages of another.
+    """Return a Parquet file with some pages of another file.
 
     Args:
-        schema: of the other.
-        parts: row groups, each with how many rows its pages have, and of each plain column in the order of its chunks
-            where the pages are, that of the dictionary first if there is one; none for a column that nobody will read.
-        read: the bytes from one offset of the other file to another.
-        nested: of each plain column, whether a row may have several values of it, or none.
+        schema: schema of the other file.
+        parts: row groups, each with the row count of its pages, and for each plain column, in chunk order, the offset
+            ranges of its pages, the dictionary page first; an empty list for a column that is not read.
+        read: returns the bytes between two offsets of the other file.
+        nested: for each plain column, True if a row may have several values or none.
     """
     body, at, groups = [b"PAR1"], 4, []
     for group, num_rows, columns in parts:
@@ -200,7 +200,7 @@ def file_of_pages(
             has_dictionary = was.dictionary_page_offset is not None and bool(data)
             num_values = num_rows
             if several:
-                # All of a chunk comes as one piece.
+                # A whole chunk is read as one piece.
                 is_whole = num_rows == group.num_rows
                 num_values = was.num_values if is_whole else sum(map(_num_values, data[has_dictionary:]))
             fields = {
@@ -215,11 +215,11 @@ def file_of_pages(
             body += data
             at += sum(map(len, data))
         groups.append(RowGroup(columns=chunks, total_byte_size=group.total_byte_size, num_rows=num_rows))
-    before, after = _footer_without_rows(schema)
+    prefix, suffix = _footer_without_rows(schema)
     rows = FileMetaData(num_rows=sum(group.num_rows for group in groups), row_groups=groups)
-    # As the number of a field counts from the field before: the third of a structure that begins with it, and so of one
-    # that has two before. What ends the structure comes after it all.
-    footer = before + b"\x16" + serialize(rows, _COMPACT)[1:-1] + after
+    # Thrift encodes field numbers as deltas. In `rows`, field 3 has delta 3 because it is the first; in the footer it
+    # follows field 2, so its header byte is replaced by one with delta 1. The stop byte comes with the suffix.
+    footer = prefix + b"\x16" + serialize(rows, _COMPACT)[1:-1] + suffix
     return b"".join((*body, footer, len(footer).to_bytes(4, "little"), b"PAR1"))
 
 
@@ -233,10 +233,10 @@ def _num_values(page: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
-    """A footer of this schema: what stands before the number of rows and the row groups, and what behind them."""
+    """Return a footer of this schema in two parts: bytes before and after the row count and the row groups."""
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     data = sink.getvalue().to_pybytes()
-    # No rows, and an empty list of structures. What follows is text and the order of columns, and has no such bytes.
-    before, _, after = data[-8 - int.from_bytes(data[-8:-4], "little") : -8].rpartition(b"\x16\x00\x19\x0c")
-    return before, after
+    # Zero rows, then an empty list of structs. Only text and column orders follow, which have no such bytes.
+    prefix, _, suffix = data[-8 - int.from_bytes(data[-8:-4], "little") : -8].rpartition(b"\x16\x00\x19\x0c")
+    return prefix, suffix

@@ -1,8 +1,8 @@
-r"""Values of tables for which SQL and text have none, as those that they are shown as.
+r"""Replacement of table values that SQL and text cannot represent.
 
-Spark keeps any bytes in a string, and a key twice in a map that JSON or Protobuf had twice. A state table keeps them as
-they are. DuckDB refuses a file with such a value whole, so it gets a string with `\xff` in the place of such a byte,
-and null in the place of such a map.
+Spark keeps any bytes in a string, and keeps duplicate map keys from JSON or Protobuf. State tables store these values
+unchanged. DuckDB refuses a whole file with such a value, so strings that are not UTF-8 get `\xff` in place of invalid
+bytes, and maps with duplicate keys become null.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from .hashing import digests
 
 
 def all_showable(rows: pa.Table) -> bool:
-    """Whether there are no such values in these rows."""
+    """Return True if all strings are UTF-8 and no map has duplicate keys."""
     return all(_is_showable(chunk) for column in rows.columns for chunk in column.chunks)
 
 
 def showable(rows: pa.Table) -> pa.Table:
-    """The rows, in the same columns, with others in the place of such values."""
-    return _without(rows, _unless_twice)
+    """Return the rows with invalid strings escaped, and maps with duplicate keys replaced by null."""
+    return _replace_values(rows, _null_duplicates)
 
 
 def escaped(rows: pa.Table) -> pa.Table:
-    """The rows, in the same columns, with other strings in the place of those that are no UTF-8."""
-    return _without(rows, lambda maps: maps)
+    """Return the rows with strings that are not UTF-8 escaped."""
+    return _replace_values(rows, lambda maps: maps)
 
 
-def _without(rows: pa.Table, of_map: Callable[[pa.MapArray], pa.Array]) -> pa.Table:
+def _replace_values(rows: pa.Table, of_map: Callable[[pa.MapArray], pa.Array]) -> pa.Table:
     columns = [
         column
         if all(map(_is_showable, column.chunks))
@@ -40,7 +40,7 @@ def _without(rows: pa.Table, of_map: Callable[[pa.MapArray], pa.Array]) -> pa.Ta
 
 
 def maps_as_lists(array: pa.Array) -> pa.Array:
-    """Maps, at whatever depth, as lists of their entries: those may be the same."""
+    """Return the array with maps, at any depth, as lists of their entries, which allows duplicate keys."""
 
     def listed(maps: pa.MapArray) -> pa.Array:
         entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
@@ -52,12 +52,12 @@ def maps_as_lists(array: pa.Array) -> pa.Array:
 def changed_inside(
     array: pa.Array, of_leaf: Callable[[pa.Array], pa.Array], of_map: Callable[[pa.MapArray], pa.Array] = lambda it: it
 ) -> pa.Array:
-    """An array of structs, lists and maps, at whatever depth, with its plain values changed, and then its maps."""
+    """Return an array of structs, lists and maps, at any depth, with its plain values and then its maps changed."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return of_leaf(array)
     if array.offset:
-        array = array.take(pa.array(np.arange(len(array))))  # an array of its own: nulls and offsets from the start
+        array = array.take(pa.array(np.arange(len(array))))  # copy, so that nulls and offsets begin at 0
     mask = array.is_null() if array.null_count else None
 
     def inside(part: pa.Array) -> pa.Array:
@@ -81,13 +81,13 @@ def _is_showable(array: pa.Array) -> bool:
         return all(map(_is_showable, array.flatten()))
     if types.is_map(kind):
         keys, items = array.keys, array.items
-        return _is_showable(keys) and _is_showable(items) and not _twice(array).any()
+        return _is_showable(keys) and _is_showable(items) and not _has_duplicate_keys(array).any()
     return not types.is_list(kind) or _is_showable(array.flatten())
 
 
 def _is_text(array: pa.Array) -> bool:
     try:
-        # Without a copy; on its way back each byte is looked at.
+        # The cast to binary copies nothing; the cast back validates each byte.
         array.cast(pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
         return False
@@ -102,18 +102,18 @@ def _escaped(array: pa.Array) -> pa.Array:
     return pa.array(texts, array.type)
 
 
-def _twice(maps: pa.MapArray) -> npt.NDArray[np.bool_]:
+def _has_duplicate_keys(maps: pa.MapArray) -> npt.NDArray[np.bool_]:
     """Which of these maps have a key twice."""
     starts = np.asarray(maps.offsets).astype(np.int64)
     owners = np.repeat(np.arange(len(maps)), np.diff(starts))
     hashes = digests(maps.keys.slice(starts[0], starts[-1] - starts[0]))
     order = np.lexsort((hashes, owners))
     owners, hashes = owners[order], hashes[order]
-    found = np.zeros(len(maps), bool)
-    found[owners[1:][(owners[1:] == owners[:-1]) & (hashes[1:] == hashes[:-1])]] = True
-    return found
+    duplicates = np.zeros(len(maps), bool)
+    duplicates[owners[1:][(owners[1:] == owners[:-1]) & (hashes[1:] == hashes[:-1])]] = True
+    return duplicates
 
 
-def _unless_twice(maps: pa.MapArray) -> pa.Array:
-    twice = _twice(maps)
-    return maps.take(pa.array(np.arange(len(maps)), mask=twice)) if twice.any() else maps
+def _null_duplicates(maps: pa.MapArray) -> pa.Array:
+    duplicates = _has_duplicate_keys(maps)
+    return maps.take(pa.array(np.arange(len(maps)), mask=duplicates)) if duplicates.any() else maps

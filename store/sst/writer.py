@@ -1,15 +1,15 @@
-"""SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
+"""Writing SSTs: sorted, immutable Parquet objects.
 
-One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups
-carry the range of their `_hash`, a filter over it, and the ranges of `_seq`, `_expires_at` and `_due_at`; Parquet's
-page index says the same of each page, and where it is. The pages of all columns begin with the same rows. So a look-up
-reads the pages it needs, and who asks for what changed or falls due does. Pages carry a CRC, and the manifest the
-checksum of the whole.
+One format for our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups have
+statistics of `_hash`, `_seq`, `_expires_at` and `_due_at`, and a filter over `_hash`; Parquet's page index has the same
+statistics for each page, and its offset. The pages of all columns begin at the same rows. So look-ups, queries for
+changes and queries for due rows read only the pages that they need. Pages carry a CRC, and the manifest has the
+checksum of the whole file.
 
-At the end: the filters of all row groups, Parquet's page index, the xxh32 of each 512 bytes of a filter, the xxh3_64 of
-what the index and these say of each row group (both big-endian), Parquet's footer. The checksums lie where Parquet
-looks for nothing; they are ours, because nothing else says that a filter or an index is whole, and a bit lost in one
-would hide a row.
+The end of a file has, in this order: the filters of all row groups, Parquet's page index, the xxh32 of each 512 bytes
+of a filter, the xxh3_64 over the index and these xxh32 of each row group (both big-endian), Parquet's footer. The
+checksums are our addition, in a place that Parquet readers ignore: Parquet does not protect filters and indexes, and a
+lost bit in either would hide a row.
 """
 
 from functools import lru_cache, partial
@@ -34,34 +34,34 @@ from .showable import all_showable
 from .types import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 131_072
-"""At most; smaller groups make the footer longer, which each cold look-up reads."""
+"""Most rows of a row group; smaller groups make the footer longer, which each cold look-up reads."""
 ROW_GROUP_BYTES = 32 << 20
-"""Wider rows come in smaller groups …"""
+"""Size from which row groups have fewer rows."""
 _ROW_GROUP_LEAST = 16_384
-"""… of so many rows at least."""
+"""Fewest rows of a full row group of wide rows."""
 PAGE_ROWS = 2_176
-"""At most: one key costs one page of each column that is read. Smaller pages make scans slower."""
+"""Most rows of a page: a look-up of one key reads one page of each column. Smaller pages make scans slower."""
 _PAGES = 14
-"""A small SST has about so many pages …"""
+"""Number of pages that a small SST is divided into."""
 _SMALL_PAGE_ROWS = 512
-"""… of so many rows, where it has them."""
+"""Fewest rows of a page of a small SST."""
 _PAGE_BYTES = 128 << 10
-"""A page of the widest column has about so many bytes before it is compressed: wider rows come in smaller pages …"""
+"""Uncompressed size of a page of the widest column from which pages have fewer rows."""
 _PAGE_LEAST = 64
-"""… of so many rows at least."""
+"""Fewest rows of a page of wide rows."""
 _DICTIONARY_BYTES = 64 << 10
-"""A larger dictionary does not pay: it is read with any page that uses it."""
+"""Largest useful dictionary: it is read with any page that uses it."""
 _SAMPLE_ROWS = 4_096
 _ENDLESS = 1 << 30
 
 
 def page_rows(rows: int) -> int:
-    """How many rows a page has, of an SST of so many that are not wide."""
+    """Return the number of rows in a page, for an SST of `rows` rows that are not wide."""
     return min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows // _PAGES))
 
 
 class SstWriter:
-    """Encodes one SST from batches of rows, so far `num_rows`, that come in its order. Holds the bytes in memory."""
+    """Encodes one SST in memory from batches of rows that are appended in its order; `num_rows` so far."""
 
     def __init__(self, table: Table) -> None:
         self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
@@ -79,7 +79,7 @@ class SstWriter:
         return int(self._sink.tell())
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
+        """Append rows, which have the SST's schema and sort after all rows so far."""
         if not rows.num_rows:
             return
         if self._can_expire:
@@ -94,16 +94,16 @@ class SstWriter:
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
         self._showable = self._showable and all_showable(rows)
         self._writer = self._writer or self._begin(rows)
-        # Of several chunks, Arrow ends pages where the chunks end, in one column and not in another.
+        # With several chunks, Arrow would end pages at chunk ends, which differ by column.
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
     def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
-        """A writer for rows such as these."""
+        """Create a Parquet writer with page and row group sizes for rows like these."""
         row_bytes = rows.nbytes / rows.num_rows
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
         least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
-        # The batches that Arrow writes: it ends pages between them.
+        # Arrow ends pages between its write batches.
         narrow = page_rows(rows.num_rows)
         wide = max(min(_PAGE_LEAST, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         sample = rows.slice(0, _SAMPLE_ROWS)
@@ -117,12 +117,12 @@ class SstWriter:
             write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in self._schema.names)],
             write_page_checksum=True,
             write_page_index=True,
-            # By rows alone, so that the pages of all columns begin with the same.
+            # Limited by rows alone, so that the pages of all columns begin at the same rows.
             max_rows_per_page=wide,
             data_page_size=_ENDLESS,
-            # A dictionary that grows too large ends a page after a batch, which counts values, not rows.
+            # A dictionary that grows too large ends a page after a batch, whose size counts values, not rows.
             write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
-            # For a full row group; Arrow folds the filter of a smaller one.
+            # Sized for a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
 
@@ -139,7 +139,7 @@ class SstWriter:
     ) -> Sst:
         """Put the SST into the store (one request) and into the cache, and return its entry for a manifest.
 
-        Until a manifest with it is committed, nobody else sees the object. Raises as `finish`.
+        Readers see the object only when a manifest with it is committed. Raises `ValueError` if no row was appended.
         """
         sst, data = self.finish(app=app, stage=stage, partition=partition, level=level, ulid=ulid)
         store.put(sst.object, data)
@@ -148,9 +148,9 @@ class SstWriter:
         return sst
 
     def finish(self, *, app: str, stage: str, partition: int, level: int, ulid: str = "") -> tuple[Sst, bytes]:
-        """The SST's entry for a manifest, under a new name or `ulid`, and its bytes, still to be put there.
+        """Return the SST's entry for a manifest, under `ulid` or a new name, and its bytes, which are not put yet.
 
-        Raises `ValueError` where no row was appended; an SST has at least one.
+        Raises `ValueError` if no row was appended: an SST has at least one.
         """
         if self._writer is None:
             raise ValueError("an SST has at least one row; found none")
@@ -184,13 +184,12 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
 
 
 def prepare(rows: pa.Table, table: Table) -> pa.Table:
-    """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
+    """Return the rows in the form of an SST: its columns and types, normalised keys, sorted by (`_hash`, key).
 
-    They have `_hash`, the table's key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl
-    `_expires_at`, in any order of columns and rows; other columns are dropped.
+    `rows` has `_hash`, the table's key and value columns, `_seq`, `_op`, optionally `_prev_seq`, and for a table with a
+    ttl `_expires_at`, in any order of columns and rows; other columns are dropped.
 
-    Raises `Refused` where a column is missing or its values do not fit the declared type; or two rows have the same
-    key.
+    Raises `Refused` if a column is missing, its values do not fit the declared type, or two rows have the same key.
     """
     schema = sst_schema(table)
     if rows.schema != schema:
@@ -206,22 +205,22 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     if repeats.any():
         (example,) = python_rows(rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1))
         raise Refused(
-            f"{int(repeats.sum())} rows have the key of another row, such as {example}: expected one row of each key",
+            f"{int(repeats.sum())} rows repeat the key of another row, such as {example}: expected one row per key",
             hint="return exactly one state row for each key of the batch",
         )
     in_order = bool((order[1:] > order[:-1]).all())
     rows = rows if in_order else rows.take(pa.array(order))
-    return pa.Table.from_arrays(rows.columns, schema=schema)  # with the columns' ids
+    return pa.Table.from_arrays(rows.columns, schema=schema)  # the schema has the columns' ids
 
 
 class RowsCache(Protocol):
-    """A cache on this machine that takes an SST that was written, by its rows or its bytes."""
+    """A cache on this machine that accepts a written SST, as rows or as bytes."""
 
     def add(self, sst: Sst, rows: pa.Table, /) -> object:
-        """Keep its rows."""
+        """Cache the SST's rows."""
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes, /) -> object:
-        """Keep its rows."""
+        """Decode the SST's bytes and cache its rows."""
 
 
 def write(
@@ -235,10 +234,10 @@ def write(
     rows: pa.Table,
     level: int = 0,
 ) -> Sst:
-    """Put one SST with these rows, at least one, as `SstWriter.put`; the rows come into the cache.
+    """Put one SST with these rows, at least one, into the store and the cache. Returns its entry for a manifest.
 
-    Raises `Refused` as `prepare` and where a row belongs to another state partition, and `ValueError` where there are
-    no rows.
+    Raises `Refused` if the rows do not fit the table, repeat a key or belong to another state partition, and
+    `ValueError` if there are no rows.
     """
     rows = prepare(rows, table)
     writer = SstWriter(table)
@@ -265,36 +264,36 @@ def write_partitions(
     rows: pa.Table,
     level: int = 0,
 ) -> tuple[Sst, ...]:
-    """Put one SST for each state partition that has some of these rows. Raises as `write`."""
+    """Put one SST for each state partition of these rows. Raises `Refused` for rows that do not fit the table."""
     numbers = partition_of(rows[HASH].to_numpy(), table.partitions)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
     put = partial(write, store, cache, app=app, stage=stage, table=table, level=level)
-    return tuple(put(partition=partition, rows=some) for partition, some in parts)
+    return tuple(put(partition=partition, rows=part) for partition, part in parts)
 
 
 @lru_cache(maxsize=64)
 def _encoding(schema: pa.Schema, repeating: frozenset[str]) -> dict[str, Any]:
-    """How the columns are encoded and compressed, as `pq.ParquetWriter` takes it.
+    """Return the encoding and compression of columns, as keywords of `pq.ParquetWriter`.
 
-    `repeating` are the columns of text or bytes whose values come again and again, as far as some rows tell.
+    `repeating` are the text or binary columns whose values repeat in a sample.
 
-    Measured on 5 M rows of a string key and two numbers: with zstd for all columns they are 105 MB, and DuckDB sums the
-    numbers in 111 ms; with lz4 for the numbers 103 MB, and 43 ms; with hashes and the key as here 88 MB, and as long.
+    Measured on 5 M rows of a string key and two numbers: 105 MB with zstd for all columns, and DuckDB sums the numbers
+    in 111 ms; with lz4 for the numbers 103 MB and 43 ms; with hashes and the key encoded as here, 88 MB and 43 ms.
     """
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    # Parquet's plain columns, those that a nested column is made of among them.
+    # Parquet's leaf columns, including those of nested columns.
     plain = {parquet.column(number).path: parquet.column(number).physical_type for number in range(len(parquet))}
-    # A dictionary pays for what repeats as a whole; of the rest, lengths apart from text are faster to read.
+    # A dictionary pays off for repeating values; other text is faster to read with separate lengths.
     apart = [field.name for field in schema if _is_text(field.type) and field.name not in repeating]
     text = [path for path, kind in plain.items() if kind == "BYTE_ARRAY" and path not in apart]
-    # lz4 is the fastest to read, and with the bytes of numbers apart it finds what zstd would. DuckDB reads this
-    # encoding for these types and for no others.
+    # lz4 is the fastest to read, and compresses byte-split numbers as well as zstd. DuckDB reads this encoding only
+    # for these types.
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)
     numbers = [field.name for field in schema if any(is_one(field.type) for is_one in is_number)]
     numbers = [name for name in numbers if name not in (HASH, SEQ, OP, PREV, EXPIRES)]
-    # Sorted hashes lie close to each other; nothing else makes them smaller.
+    # Delta encoding makes sorted hashes small; compression adds nothing.
     fast = dict.fromkeys(numbers, "lz4") | {HASH: "none"}
     return {
         "compression": dict.fromkeys(plain, "zstd") | fast,
@@ -311,7 +310,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """The file with checksums before the footer; bytes of filters and index with theirs, and of the rest to the end."""
+    """Return the file with checksums before the footer; the size of filters, index and checksums; the size after."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes
@@ -325,5 +324,5 @@ def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
     rows_end = max(chunk.meta_data.end for chunk in groups[-1].columns)
     added = b"".join((*chunks, *digests))
     filter_bytes = end - rows_end + sum(map(len, chunks))
-    # Nothing in a footer points at itself, so it may begin later.
+    # The footer can be moved, because no offset in it points into the footer.
     return b"".join((data.slice(0, end), added, data.slice(end))), filter_bytes, 8 * len(groups) + footer_bytes

@@ -22,11 +22,11 @@ _P1_PLUS_P2 = np.uint64((int(_P1) + int(_P2)) % 2**64)
 _MINUS_P1 = np.uint64(2**64 - int(_P1))
 
 _BLOCK_ROWS = 16_384
-"""Values worked on at once: their intermediate arrays (128 KiB each) stay in a core's own cache."""
+"""Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
 _FEW = 16
-"""So many go one by one through the xxhash package: a step of numpy's costs as much as one of these."""
+"""Most values that are hashed one by one by the xxhash package: a numpy step costs as much as one hash."""
 _LONG_BYTES = 512
-"""Longer values go one by one through the xxhash package, where the time is the bytes' and not the call's."""
+"""Longer values are hashed one by one by the xxhash package: their bytes cost more than the call."""
 
 
 def hash_u64(values: U64, seeds: U64) -> U64:
@@ -40,18 +40,18 @@ def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """XXH64 of byte strings laid out as Arrow does, each with a seed of its own.
+    """XXH64 of byte strings in Arrow's layout, each with a seed of its own.
 
     String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
     if len(seeds) <= _FEW:
-        ends, each, digest = offsets.tolist(), enumerate(seeds.tolist()), xxhash.xxh64_intdigest
-        return np.array([digest(data[ends[at] : ends[at + 1]].data, seed) for at, seed in each], np.uint64)
+        ends, numbered, digest = offsets.tolist(), enumerate(seeds.tolist()), xxhash.xxh64_intdigest
+        return np.array([digest(data[ends[at] : ends[at + 1]].data, seed) for at, seed in numbered], np.uint64)
     out = np.empty(len(seeds), np.uint64)
     for begin in range(0, len(seeds), _BLOCK_ROWS):
         end = min(begin + _BLOCK_ROWS, len(seeds))
         first, last = offsets[begin], offsets[end]
-        # Eight bytes more, so that a whole word can be read at the last string's last byte.
+        # Eight extra bytes, so that a whole word can be read at the last byte of the last string.
         padded = np.zeros(last - first + 8, np.uint8)
         padded[:-8] = data[first:last]
         starts = offsets[begin:end] - first
@@ -64,38 +64,38 @@ def _hash_block(
     padded: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64
 ) -> U64:
     """XXH64 of strings of mixed lengths; `padded` has eight bytes after the last one."""
-    # The word that starts at each byte. Unaligned and overlapping: only ever indexed, never copied whole.
-    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded.data, strides=(1,))
+    # The 64-bit word that starts at each byte: a view of overlapping words, never copied whole.
+    windows = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded.data, strides=(1,))
     out = seeds + _P5
     long = np.flatnonzero(lengths >= 32)
     if long.size:
-        out[long] = _stripes(words, starts[long], lengths[long], seeds[long])
+        out[long] = _stripes(windows, starts[long], lengths[long], seeds[long])
     out += lengths.astype(np.uint64)
 
     at = starts + (lengths & ~31)
-    rest = lengths & 31
+    remaining = lengths & 31
     for _ in range(3):
-        rows = np.flatnonzero(rest >= 8)
+        rows = np.flatnonzero(remaining >= 8)
         if not rows.size:
             break
         if rows.size == len(out):
-            out = _add_word(out, words[at])
+            out = _add_word(out, windows[at])
             at += 8
-            rest -= 8
+            remaining -= 8
         else:
-            out[rows] = _add_word(out[rows], words[at[rows]])
+            out[rows] = _add_word(out[rows], windows[at[rows]])
             at[rows] += 8
-            rest[rows] -= 8
-    rows = np.flatnonzero(rest & 4)
+            remaining[rows] -= 8
+    rows = np.flatnonzero(remaining & 4)
     if rows.size:
-        out[rows] = _add_half_word(out[rows], words[at[rows]] & np.uint64(0xFFFFFFFF))
+        out[rows] = _add_half_word(out[rows], windows[at[rows]] & np.uint64(0xFFFFFFFF))
         at[rows] += 4
-    rest &= 3
+    remaining &= 3
     for i in range(3):
-        rows = np.flatnonzero(rest > i)
+        rows = np.flatnonzero(remaining > i)
         if not rows.size:
             break
-        byte = words[at[rows] + i] & np.uint64(0xFF)
+        byte = windows[at[rows] + i] & np.uint64(0xFF)
         out[rows] = _rotl(out[rows] ^ (byte * _P5), 11) * _P1
     out = _avalanche(out)
 
@@ -105,17 +105,17 @@ def _hash_block(
     return out
 
 
-def _stripes(words: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
+def _stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
     """The accumulator after all whole stripes of 32 bytes; every length is at least 32."""
     stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
-    # Longest first: the strings still in play are always a prefix.
+    # Longest first, so that the unfinished strings are always a prefix.
     order = np.argsort(-stripes, kind="stable")
     stripes, starts, seeds = stripes[order], starts[order], seeds[order]
     lanes = [seeds + _P1_PLUS_P2, seeds + _P2, seeds.copy(), seeds + _MINUS_P1]
     for stripe in range(int(stripes[0])):
         live = int(np.searchsorted(-stripes, -stripe, side="left"))
         for i, lane in enumerate(lanes):
-            lane[:live] = _round(lane[:live], words[starts[:live] + (32 * stripe + 8 * i)])
+            lane[:live] = _round(lane[:live], windows[starts[:live] + (32 * stripe + 8 * i)])
     merged = _rotl(lanes[0], 1) + _rotl(lanes[1], 7) + _rotl(lanes[2], 12) + _rotl(lanes[3], 18)
     for lane in lanes:
         merged = (merged ^ _round(np.zeros_like(lane), lane)) * _P1 + _P4

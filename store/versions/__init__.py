@@ -1,4 +1,4 @@
-"""Versions of one stage: manifests, their codec and limits, keys, the commit by compare-and-swap, history.
+"""Versions of one stage: manifests, their codec and limits, object keys, the commit by compare-and-swap, history.
 
-Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows, or several stages at one moment.
+Pure Python and JSON, so that reading a manifest does not load Arrow. Not here: rows, or cuts across stages.
 """

@@ -1,8 +1,8 @@
-"""A change to a stage as data, and the one loop that commits such changes by compare-and-swap.
+"""Changes to a stage as data, and the loop that commits them by compare-and-swap.
 
-Claims, compactions, rescales, migrations, batches: each says what must hold of the newest version, and what is made of
-it. Whoever loses the race for a number reads on, checks and makes it of the version that came first. Kinds of
-`Traits.fences` have the next epoch, which fences off the writer that has the stage.
+Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
+from that version to the next. A writer that loses the race for a number checks and applies its change again on the
+winner's version. Kinds with `Traits.fences` take the next epoch, which fences the stage's current writer.
 """
 
 from collections.abc import Callable
@@ -23,38 +23,38 @@ from .side_tables import all_ssts
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 _ATTEMPTS = 100
-"""Lost races, to those that commit at the same moment, before an amendment gives up."""
+"""Lost races before an amendment gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """A change to a stage, as data: what must hold of its newest version, and the version that it makes of that."""
+    """A change to a stage, as data: a condition on the newest version, and a function from that version to the next."""
 
     kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
-    """Gets the version after the newest with nothing changed yet (`commit.successor`; an empty version 1 where a claim,
-    or an init, is the stage's first) and returns it with other content. Pure."""
+    """Pure function that changes the content of a draft. The draft is the version after the newest with nothing changed
+    yet (`commit.successor`), or an empty version 1 if a claim or an init is the stage's first."""
     requires: Callable[[Manifest], bool] = lambda _head: True
-    """Called with each version that it is to follow, before anything is made of it. False where nothing is left to do.
-    Raises where the change may not be; brings about what takes time."""
+    """Condition, called with each version that the change is to follow, before `update`. Returns False if nothing is
+    left to do. Raises if the change is not allowed. May do slow preparations."""
     epoch: int = 0
-    """Of the writer that has the stage, which whoever takes it over fences off; 0 where it does not matter who has."""
-    taken: Stats = field(default_factory=Stats)
-    """What making it took of the store."""
+    """Epoch of the stage's current writer, if that writer makes the change and a takeover must stop it; else 0."""
+    cost: Stats = field(default_factory=Stats)
+    """Requests and bytes that preparing the change cost."""
 
 
 class Amended(NamedTuple):
-    """What became of an amendment."""
+    """Result of an amendment."""
 
-    before: Manifest | None
-    """The version that it followed; None for a stage's first."""
+    previous: Manifest | None
+    """Version that the change followed; None for a stage's first."""
     manifest: Manifest
-    """The version that was committed; `before` where nothing was left to do."""
+    """Committed version; the previous one if nothing was left to do."""
 
     @property
     def changed(self) -> bool:
-        """Whether this call committed anything."""
-        return self.manifest is not self.before
+        """True if this call committed a version."""
+        return self.manifest is not self.previous
 
 
 def amend(
@@ -65,34 +65,34 @@ def amend(
     by: str,
     now_ms: int | Callable[[], int],
     writer: str = "",
-    taken: Callable[[], Stats] | None = None,
+    take_stats: Callable[[], Stats] | None = None,
 ) -> Amended:
-    """Commit a change behind a stage's newest version, by compare-and-swap; after a lost race, behind the next newest.
+    """Commit a change after a stage's newest version, by compare-and-swap; repeat on the new head after a lost race.
 
-    `of` is the newest version, as the caller saw it within the last half hour, or the names of app and stage; who has
-    the stage tries the version that it knows without looking for others. `by` is host:pid or user@host, for people;
-    `writer` a unique id of the author, where its later commits carry it too. `now_ms`, the wall clock, is called for
-    each attempt where it is a function. `taken` returns what was taken of the store since it was last called, for the
-    version to say; None when nobody counts.
+    `of` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
+    stage's current writer tries the version that it knows without looking for newer ones. `by` is host:pid or
+    user@host, for people; `writer` is a unique id of the author, needed if its later commits carry the same id.
+    `now_ms` is the wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since
+    its last call, for the version's stats; None to count nothing.
 
     Raises:
-        Fenced: somebody took the stage from the writer that the change is of; or the stage is gone.
+        Fenced: another writer took the stage over from the one with `change.epoch`; or the stage is gone.
         CommitConflict: others kept winning the race for the next number.
         NotFound: there is no such stage, and this is neither a claim nor an init.
         Refused: the stage is retired, and this is no claim that brings it back.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the version may have been committed.
-        ValueError: `update` changed who or what the version is, or made it one that could not be read again.
+        ValueError: `update` changed the version's identity, or made a version that could not be read again.
     """
     head, (app, stage) = (of, (of.app, of.stage)) if isinstance(of, Manifest) else (None, of)
     keys.check_name("app", app)
     keys.check_name("stage", stage)
-    writer, spent, attempt = writer or str(ULID()), change.taken, 1
+    writer, spent, attempt = writer or str(ULID()), change.cost, 1
     while True:
         if attempt > 1 or not change.epoch:
             head = newest(store, app, stage, head)
         if head is None and not KINDS[change.kind].may_begin:
-            head = history.read(store, app, stage, 1)  # says what there is
+            head = history.read(store, app, stage, 1)  # raises with the existing names
         if head is not None and not change.requires(head):
             return Amended(head, head)
         time_ms = now_ms if isinstance(now_ms, int) else now_ms()
@@ -101,66 +101,69 @@ def amend(
         else:
             epoch = change.epoch or head.epoch + KINDS[change.kind].fences
             draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
-        made = change.update(draft)
-        if _identity(made) != _identity(draft):
+        new = change.update(draft)
+        if _identity(new) != _identity(draft):
             raise ValueError(
                 f"an update may change a version's content, not its identity: expected {_identity(draft)}, "
-                f"found {_identity(made)}"
+                f"found {_identity(new)}"
             )
-        if taken is not None and head is not None:
-            spent += taken()
-            made = with_stats(head, made, spent)
+        if take_stats is not None and head is not None:
+            spent += take_stats()
+            new = with_stats(head, new, spent)
         try:
-            commit.commit(store, made)
+            commit.commit(store, new)
         except CommitConflict as lost:
             if attempt == _ATTEMPTS or (change.epoch and isinstance(lost, Fenced)):
                 raise
             attempt += 1
         else:
-            return Amended(head, made)
+            return Amended(head, new)
 
 
 def begin(store: ObjectStore, first: Manifest) -> bool:
-    """Commit a stage's first version, unless somebody else has: one of the same kind. Returns whether it was this call.
+    """Commit a stage's first version unless one of the same kind exists. Returns True if this call committed it.
 
-    Raises as `commit.commit`.
+    Raises the errors of `commit.commit`.
     """
     try:
         commit.commit(store, first)
     except CommitConflict:
-        if (found := history.find(store, first.app, first.stage, first.version)) is None or found.kind != first.kind:
+        if (
+            existing := history.find(store, first.app, first.stage, first.version)
+        ) is None or existing.kind != first.kind:
             raise
         return False
     return True
 
 
-def newest(store: ObjectStore, app: str, stage: str, known: Manifest | None = None) -> Manifest | None:
-    """A stage's newest version, to build the next on, None when it has none; `known` was it within the last half hour.
+def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
+    """Return a stage's newest version, as the base of the next; None if there is none.
 
-    Raises `Fenced` where the stage is gone, or its history up to `known`, and `Corruption` where it is not readable.
+    `previous` is the newest version as seen within the last half hour. Raises `Fenced` if the stage, or its history up
+    to `previous`, is gone, and `Corruption` if the head cannot be read.
     """
-    seen = horizon.freshness(store)
-    began = seen.now()
-    if known is None:
+    freshness = horizon.freshness(store)
+    began = freshness.now()
+    if previous is None:
         head = history.head(store, app, stage)
-    elif (later := history.find(store, app, stage, known.version + 1)) is not None:
-        head = history.head(store, app, stage, known=later.version) or later
+    elif (later := history.find(store, app, stage, previous.version + 1)) is not None:
+        head = history.head(store, app, stage, hint=later.version) or later
     else:
-        head = known
-        if not seen.is_fresh(app, stage, head.version + 1):
-            # A process that was asleep may find the number free because all there was is gone.
+        head = previous
+        if not freshness.is_fresh(app, stage, head.version + 1):
+            # After a suspension the number may be free because the whole history is gone.
             commit.check_there(store, head, head.version)
-    seen.saw_free(app, stage, head.version + 1 if head else 1, began)
+    freshness.saw_free(app, stage, head.version + 1 if head else 1, began)
     return head
 
 
-def with_stats(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
-    """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
+def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
+    """Return the manifest that follows `previous`, with `stats` set and added to `totals`.
 
-    That is `taken`, and the bytes of the SSTs that are new, which are counted here.
+    `stats` is `cost` and the bytes of new SSTs.
     """
-    known = {sst.object for sst in all_ssts(before)}
-    new = [sst for sst in all_ssts(manifest) if sst.object not in known]
+    existing = {sst.object for sst in all_ssts(previous)}
+    new = [sst for sst in all_ssts(manifest) if sst.object not in existing]
     flushed = sum(sst.bytes for sst in new if sst.level == 0)
-    stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
-    return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)
+    stats = cost + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
+    return replace(manifest, stats=stats, totals=(previous.totals or Stats()) + stats)

@@ -1,7 +1,7 @@
-"""Relations between the fields of one stored object: what `limits` cannot say of each field by itself.
+"""Relations between the fields of one stored object, which `limits` cannot express for single fields.
 
-Each kind of object has a function here, or beside its struct where that is defined higher up, that yields what is
-wrong. `codec` calls it for every object that it reads or writes.
+For each kind of object, a function here, or beside the struct if that is in a higher layer, yields the violations.
+`codec` calls it for every object that it reads or writes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
 class Wrong(NamedTuple):
-    """A field whose value cannot be, beside what other fields of the same object say."""
+    """A field whose value contradicts other fields of the same object."""
 
     field: str
-    """Its path: `inputs['by-aircraft'].consumed`."""
-    found: object
+    """Path of the field: `inputs['by-aircraft'].consumed`."""
+    actual: object
     expected: str
 
 
 @singledispatch
 def relations(value: Any) -> Iterator[Wrong]:
-    """What is wrong between the fields of a stored value; the first is reported."""
+    """Yield the fields of a stored value that contradict others; the first is reported."""
     return iter(())
 
 
@@ -43,9 +43,9 @@ def _(value: Manifest) -> Iterator[Wrong]:
     for field in ("inputs", "stopped"):
         for name, source in getattr(value, field).items():
             yield from input_is_wrong(f"{field}[{name!r}]", source, value.stage)
-            made = tuple(each.version for each in source.resets)
-            if list(made) != sorted({*made}) or made[-1:] > (value.version,):
-                yield Wrong(f"{field}[{name!r}].resets", made, f"ascending versions, at most {value.version}")
+            versions = tuple(rewind.version for rewind in source.resets)
+            if list(versions) != sorted({*versions}) or versions[-1:] > (value.version,):
+                yield Wrong(f"{field}[{name!r}].resets", versions, f"ascending versions, at most {value.version}")
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
     for name, sink in value.sinks.items():
@@ -58,7 +58,7 @@ def _(value: Manifest) -> Iterator[Wrong]:
     if value.table is not None:
         yield from table_is_wrong("table", value.table)
     yield from _names(value)
-    names = (value.stage, *(each.stage for each in value.formerly))
+    names = (value.stage, *(rewind.stage for rewind in value.formerly))
     yield from _ssts("ssts", value.ssts, names, value.version)
     for name, side in value.side_tables.items():
         at = f"side_tables[{name!r}]"
@@ -69,14 +69,14 @@ def _(value: Manifest) -> Iterator[Wrong]:
     yield from _of_a_query("attached", value.attached)
     yield from _of_a_query("adopted", value.adopted)
     yield from _snapshots(value)
-    before = 0
-    for number, each in enumerate(value.rewinds):
+    previous = 0
+    for number, rewind in enumerate(value.rewinds):
         at = f"rewinds[{number}]"
-        if not before < each.version <= value.version:
-            yield Wrong(f"{at}.version", each.version, f"above {before}, at most the version, {value.version}")
-        if each.to >= each.version:
-            yield Wrong(f"{at}.to", each.to, f"less than its version, {each.version}")
-        before = each.version
+        if not previous < rewind.version <= value.version:
+            yield Wrong(f"{at}.version", rewind.version, f"above {previous}, at most the version, {value.version}")
+        if rewind.to >= rewind.version:
+            yield Wrong(f"{at}.to", rewind.to, f"less than its version, {rewind.version}")
+        previous = rewind.version
 
 
 def _snapshots(value: Manifest) -> Iterator[Wrong]:
@@ -84,9 +84,9 @@ def _snapshots(value: Manifest) -> Iterator[Wrong]:
         if version > value.version:
             yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
     for field in ("awaited", "captured"):
-        for snapshot, found in getattr(value, field).items():
+        for snapshot, recordings in getattr(value, field).items():
             if snapshot not in value.recorded:
-                yield Wrong(f"{field}[{snapshot!r}]", found, "nothing for a snapshot that is not recorded")
+                yield Wrong(f"{field}[{snapshot!r}]", recordings, "nothing, because the snapshot is not recorded")
     for snapshot, spans in value.captured.items():
         for channel, span in spans.items():
             if span.after > span.up_to:
@@ -101,7 +101,7 @@ def _(value: AppInfo) -> Iterator[Wrong]:
 
 
 def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
-    """What is wrong with a field that names a store root, or nothing when it is empty."""
+    """Yield an error if a field holds no valid store root; empty is valid."""
     try:
         check_root(root)
     except Usage:
@@ -109,17 +109,16 @@ def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
 
 
 def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
-    """What is wrong between the fields of an input of this stage."""
     if source.upstream == stage:
         yield Wrong(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
         yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
-    for number, each in enumerate(source.resets):
-        # One that was made again may have another number of partitions.
+    for number, reset in enumerate(source.resets):
+        # A re-created topic may have another number of partitions.
         is_last = number == len(source.resets) - 1
-        if source.upstream or (is_last and len(each.ends) > len(source.offsets)):
+        if source.upstream or (is_last and len(reset.ends) > len(source.offsets)):
             expected = f"of a user's topic, with an offset for each of {len(source.offsets)} partitions at most"
-            yield Wrong(f"{at}.resets[{number}]", each.ends, expected)
+            yield Wrong(f"{at}.resets[{number}]", reset.ends, expected)
     for field, counts in (("consumed", source.consumed), ("lost", source.lost)):
         if counts and len(counts) != len(source.offsets):
             yield Wrong(f"{at}.{field}", counts, f"as many numbers as offsets, {len(source.offsets)}, or none")
@@ -127,14 +126,14 @@ def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
 
 def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
     if source is None:
-        yield Wrong(at, lost.topic, "nothing for what is no input")
+        yield Wrong(at, lost.topic, "only inputs of the stage")
         return
     partitions = len(source.offsets)
     if not len(lost.starts) == len(lost.ends) == partitions:
-        yield Wrong(f"{at}.ends", lost.ends, f"like starts as many numbers as offsets, {partitions}")
+        yield Wrong(f"{at}.ends", lost.ends, f"as many numbers as offsets, {partitions}, like starts")
     elif not (source.upstream or all(map(int.__le__, lost.starts, lost.ends))):
-        # A repartition topic that was made again has offsets of its own.
-        yield Wrong(f"{at}.ends", lost.ends, f"nowhere before starts, {lost.starts}")
+        # A re-created repartition topic has new offsets.
+        yield Wrong(f"{at}.ends", lost.ends, f"offsets not below starts, {lost.starts}")
     if lost.rows and len(lost.rows) != partitions:
         yield Wrong(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")
     if lost.after > lost.up_to:
@@ -155,27 +154,26 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
 
 
 def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
-    """What is wrong between the fields of a table."""
     seen: set[str] = set()
     for group, columns in (("key", table.key), ("values", table.values)):
         for number, column in enumerate(columns):
             yield from _column(f"{at}.{group}[{number}]", column, seen)
     if len(set(table.ids)) < len(table.columns):
-        yield Wrong(f"{at}.values", table.ids, "columns whose ids differ")
+        yield Wrong(f"{at}.values", table.ids, "columns with distinct ids")
     if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
-        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, of which none is 0")
+        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, and all ids above 0")
     if table.ttl is not None and table.ttl.gone and (table.ttl.ms or table.ttl.column):
-        yield Wrong(f"{at}.ttl.gone", True, "false for rows that expire, or by a column that is there")
-    if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
+        yield Wrong(f"{at}.ttl.gone", True, "false while rows expire or the column exists")
+    if table.ttl is not None and table.ttl.column and table.ttl.column not in {column.name for column in table.values}:
         yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 
 
 def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
     folded = column.name.casefold()
     if folded in keys.RESERVED_COLUMNS:
-        yield Wrong(f"{at}.name", column.name, "a name that no column of an SST's own has")
+        yield Wrong(f"{at}.name", column.name, "a name that is not reserved")
     if folded in seen:
-        yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
+        yield Wrong(f"{at}.name", column.name, "a name that differs from all others in more than case")
     seen.add(folded)
     try:
         column_types.parse(column.type)
@@ -184,7 +182,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
 
 
 def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
-    """Looks at all of them at once first: a manifest may have many thousands."""
+    """Yield the fields of SSTs that contradict others; checks all at once first, because there may be thousands."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
@@ -210,7 +208,7 @@ def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) ->
 
 
 def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Wrong]:
-    others = "tombstones" if sst.tombstones > sst.rows else "expiring"
+    counter = "tombstones" if sst.tombstones > sst.rows else "expiring"
     is_key = keys.sst_pattern(*names).fullmatch(f"{sst.object}\n")
     tail_bytes = sst.footer_bytes + sst.filter_bytes
     for right, field, expected in (
@@ -218,11 +216,11 @@ def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]
         (sst.seq_min <= sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
         (sst.seq_max <= version, "seq_max", f"at most the version, {version}"),
         (sst.rows <= sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
-        (sst.tombstones + sst.expiring <= sst.rows, others, f"with others at most its rows, {sst.rows}"),
+        (sst.tombstones + sst.expiring <= sst.rows, counter, f"with others at most its rows, {sst.rows}"),
         (tail_bytes <= sst.bytes, "footer_bytes", f"with filter_bytes at most its bytes, {sst.bytes}"),
         (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
         (is_key, "object", f"a key like {keys.sst('APP', names[0], 'ULID')}"),
-        (sst.object not in seen, "object", "an object that is not named before"),
+        (sst.object not in seen, "object", "an object that is named once"),
     ):
         if not right:
             yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
@@ -235,21 +233,21 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
-    """What is wrong with a checksum: local copies of an object are named after it."""
+    """Yield an error if a checksum is not hexadecimal, because it becomes part of file names."""
     if not _is_hexadecimal(checksum):
         yield Wrong(field, checksum, "a checksum of hexadecimal digits")
 
 
 def _names(value: Manifest) -> Iterator[Wrong]:
-    """What is wrong with what a stage is called, was called and will be called."""
+    """Yield the fields for a stage's present, former and next names that contradict each other."""
     if value.called and (not value.retired or value.called == value.stage):
-        yield Wrong("called", value.called, "nothing, or the other name of a stage that is retired")
+        yield Wrong("called", value.called, "empty, or the new name of a retired stage")
     if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):
-        yield Wrong("formerly", value.formerly, "the name up to this version, where a stage gets another")
+        yield Wrong("formerly", value.formerly, "the stage's name before this version, which renames it")
     names, version = {value.stage}, 0
     for number, former in enumerate(value.formerly):
         if former.stage in names:
-            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that the stage has not otherwise")
+            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that appears once")
         if not version < former.version <= value.version:
             yield Wrong(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
         names.add(former.stage)

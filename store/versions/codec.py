@@ -1,12 +1,12 @@
-"""Structs to bytes and back: JSON with a format version, so that an old program knows what it cannot read.
+"""Encoding of structs: JSON with a format version, so that an old program rejects what it cannot read.
 
-An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
-ignore what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
-next format. The checksum is of all bytes behind it: manifests check everything else, so they are checked themselves.
+An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added, and
+readers ignore unknown fields. A field that readers must not ignore, or must carry on into the next manifest, needs the
+next format. The checksum covers all bytes after it.
 
-A right checksum does not make right what stands there: a faulty program, or somebody with a key to the bucket, may have
-written it. So each field is held to its limits (`limits`), and to what the others say (`checks`), before anybody
-computes with it; and an object that is larger than any can be is not read into memory.
+A valid checksum does not make the content valid: a faulty program, or somebody with a key to the bucket, may have
+written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use, and
+an object above the size limit is not read into memory.
 """
 
 import re
@@ -25,20 +25,20 @@ from . import checks
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
 FORMAT = 1
-"""The format that this program writes, and the newest that it reads."""
+"""Format that this program writes, and the newest that it reads."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# "deterministic" sorts what has no order of its own (dicts): equal values give equal bytes.
+# "deterministic" sorts dicts, so equal values give equal bytes.
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
-"""How an object begins that was written here."""
+"""Beginning of an object that this program wrote."""
 _MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
 _MOST_BEFORE = 100
-"""Bytes of format and checksum."""
+"""Upper bound of the bytes of format and checksum."""
 _MOST_SHOWN = 60
-"""Characters of a value that an error repeats."""
+"""Most characters of a value that an error shows."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -53,67 +53,66 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
+    """Return the bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
 
-    Raises `Unstorable` where the value is not what its type says, so these bytes would not be read as it was written,
-    or not at all. Stored, they could not be taken back: a millisecond for 1,000 SSTs is little for that.
+    Raises `Unstorable` if the bytes could not be read again, or not as the same value. The check takes about a
+    millisecond for 1,000 SSTs.
     """
-    what, again = f"this {type(value).__name__}", "could not be read again"
+    name, failure = f"this {type(value).__name__}", "could not be read again"
     body = _encoder.encode(value)
     if len(body) > MAX_OBJECT_BYTES - _MOST_BEFORE or _values(body) > MAX_OBJECT_VALUES:
         raise Unstorable(
-            f"{what} {again}: it has {len(body):,} bytes; expected at most {_MOST}",
+            f"{name} {failure}: it has {len(body):,} bytes; expected at most {_MOST}",
             hint="a table of fewer state partitions (`slackwater rescale`) or fewer SSTs (`slackwater compact`) has "
             "smaller manifests",
         )
     try:
         same = _decoder(type(value)).decode(body) == value
     except msgspec.DecodeError as error:
-        raise Unstorable(f"{what} {again}: {_explained(body, type(value), error)}") from error
+        raise Unstorable(f"{name} {failure}: {_explained(body, type(value), error)}") from error
     if not same:
-        raise Unstorable(f"{what} would be read as another one than it is")
+        raise Unstorable(f"{name} would not be read back as the same value")
     for wrong in checks.relations(value):
-        raise Unstorable(f"{what} {again}: {_shown(wrong)}")
-    rest = body[1:] if body == b"{}" else b"," + body[1:]
-    return b'{"format":%d,"xxh3_128":"%b"' % (FORMAT, xxhash.xxh3_128_hexdigest(rest).encode()) + rest
+        raise Unstorable(f"{name} {failure}: {_shown(wrong)}")
+    fields = body[1:] if body == b"{}" else b"," + body[1:]
+    return b'{"format":%d,"xxh3_128":"%b"' % (FORMAT, xxhash.xxh3_128_hexdigest(fields).encode()) + fields
 
 
 def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T], str] | None = None) -> T:
-    """The value that is stored under a key. `under` gives the key under which a value belongs, by what it says.
+    """Read the value stored under a key. `under` returns the key that belongs to a value, by its content.
 
     Raises:
         ObjectNotFound: there is no such object.
-        Corruption: see `decode`; or the object is larger than any can be, or is another's, by what it says.
+        Corruption: see `decode`; or the object exceeds the size limit, or belongs under another key.
         Unavailable: storage did not answer.
     """
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _values(data) > MAX_OBJECT_VALUES:
-        raise damaged(key, f"is no readable {as_type.__name__}: it is larger than any, which has at most {_MOST}")
+        raise damaged(key, f"is not a readable {as_type.__name__}: it is too large; expected at most {_MOST}")
     value = decode(data, as_type, key=key)
     if under is not None and (its_own := under(value)) != key:
-        raise damaged(key, f"holds what belongs under {its_own!r}, by the names in it")
+        raise damaged(key, f"has the content of another object, {its_own!r}")
     return value
 
 
-def damaged(key: str, what: str) -> Corruption:
-    """The error for an object that is not what was written; `what` goes on from its name."""
+def damaged(key: str, reason: str) -> Corruption:
+    """Return the error for an object that is not what was written; `reason` continues the sentence after its name."""
     return Corruption(
-        f"object {key!r} {what}", object_key=key, hint="put the object back from a backup or an older version of it"
+        f"object {key!r} {reason}", object_key=key, hint="restore the object from a backup or an older object version"
     )
 
 
 def _values(data: bytes) -> int:
-    """About how many values the JSON has. Only an object of megabytes can have too many."""
+    """Return an upper bound of the number of JSON values; 0 for an object too small to have too many."""
     return data.count(b",") if len(data) > MAX_OBJECT_VALUES else 0
 
 
 def decode(data: bytes, as_type: type[T], *, key: str) -> T:
-    """The value in an object's bytes; `key` names the object in errors.
+    """Decode an object's bytes; `key` names the object in errors.
 
-    Raises `Corruption` where they are not those that were written, not this type's JSON, or of a format too new for
-    this program.
+    Raises `Corruption` if the bytes were changed, are not this type's JSON, or have a format too new for this program.
     """
-    # Looking for a field all through the JSON would take a third of the time of decoding all of them.
+    # Decoding the whole object for one field would take a third of the time of decoding all fields.
     start = _START.match(data)
     number = int(start[1]) if start else _parse(data, _Header, as_type, key).format
     if number > FORMAT:
@@ -125,10 +124,10 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
     if number < 1:
         raise damaged(key, f"has format {number}; formats are counted from 1")
     if start is None:
-        raise damaged(key, f"({len(data)} bytes) is not what was written: it does not begin with a checksum")
+        raise damaged(key, f"({len(data)} bytes) was changed: it does not begin with a checksum")
     if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
-        _parse(data, _Header, as_type, key)  # what is not even JSON is reported as that
-        raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum}")
+        _parse(data, _Header, as_type, key)  # reports text that is not JSON
+        raise damaged(key, f"({len(data)} bytes) was changed: it does not match its checksum {checksum}")
     value = _parse(data, as_type, as_type, key)
     for wrong in checks.relations(value):
         raise damaged(key, f"is not a readable {as_type.__name__}: {_shown(wrong)}")
@@ -136,33 +135,33 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
 
 
 def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) -> T:
-    what = f"is not a readable {as_type.__name__}"
+    failure = f"is not a readable {as_type.__name__}"
     try:
         value: T = _decoder(part).decode(data)
     except msgspec.ValidationError as error:
-        raise damaged(key, f"{what}: {_explained(data, as_type, error)}") from error
+        raise damaged(key, f"{failure}: {_explained(data, as_type, error)}") from error
     except _UNREADABLE as error:
-        raise damaged(key, f"({len(data)} bytes) {what}: {error}") from error
+        raise damaged(key, f"({len(data)} bytes) {failure}: {error}") from error
     return value
 
 
 def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    """The first field that is not what its type says, what stands there and what was expected; else the error itself.
+    """Return a message about the first invalid field, with its value and the expected type; else the error's text.
 
-    It decodes value by value, holding no more than references into `data`.
+    Decodes value by value, and holds only references into `data`.
     """
     return _first_wrong(msgspec.Raw(data), as_type, "") or str(error)
 
 
 def _shown(wrong: checks.Wrong) -> str:
-    return f"{wrong.field} is {_short(wrong.found)}; expected {wrong.expected}"
+    return f"{wrong.field} is {_short(wrong.actual)}; expected {wrong.expected}"
 
 
-def _short(found: object) -> str:
-    """A value in an error: cut short, and without what a terminal would obey."""
-    if isinstance(found, str):
-        return ascii(found[:_MOST_SHOWN]) + ("…" if len(found) > _MOST_SHOWN else "")
-    return _cut(ascii(found[:_MOST_SHOWN]) if isinstance(found, tuple | list) else ascii(found))
+def _short(value: object) -> str:
+    """Return a value shortened for an error, without control characters."""
+    if isinstance(value, str):
+        return ascii(value[:_MOST_SHOWN]) + ("…" if len(value) > _MOST_SHOWN else "")
+    return _cut(ascii(value[:_MOST_SHOWN]) if isinstance(value, tuple | list) else ascii(value))
 
 
 def _cut(text: str) -> str:
@@ -170,32 +169,37 @@ def _cut(text: str) -> str:
 
 
 def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
-    """What is wrong at a path such as `inputs['by-aircraft'].offsets[0]`, or below; "" at the object itself."""
+    """Return a message about the first invalid value, at a path like `inputs['by-aircraft'].offsets[0]`.
+
+    Returns "" if the object itself is invalid, and None if all is valid.
+    """
     try:
         msgspec.json.decode(raw, type=kind)
     except _UNREADABLE as error:
         for below, field, inside in _children(raw, kind, path):
-            if (found := _first_wrong(below, inside, field)) is not None:
-                return found
+            if (message := _first_wrong(below, inside, field)) is not None:
+                return message
         if not path:
             return ""
-        # The words of the field's own type, or what msgspec says.
-        words = [meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)]
-        # JSON says control characters in letters already, but not all that a terminal obeys.
+        # The description of the field's own type, or msgspec's message.
+        descriptions = [
+            meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)
+        ]
+        # JSON escapes ASCII control characters, but not all characters that a terminal interprets.
         text = bytes(raw)[: 4 * _MOST_SHOWN].decode(errors="replace")
-        shown = _cut("".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text))
-        return f"{path} is {shown}; expected {[*words, str(error).removeprefix('Expected ')][0]}"
+        shown = _cut("".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text))
+        return f"{path} is {shown}; expected {[*descriptions, str(error).removeprefix('Expected ')][0]}"
     return None
 
 
 def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.Raw, str, Any]]:
-    """The values inside, with their paths and types; nothing where the JSON is of another shape."""
+    """Yield the nested values, with their paths and types; none if the JSON has another shape."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        for one in arguments:
-            if one is not type(None):
-                yield from _children(raw, one, path)
+        for argument in arguments:
+            if argument is not type(None):
+                yield from _children(raw, argument, path)
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind, include_extras=True)
         for name, value in _decoded(raw, dict[str, msgspec.Raw]).items():

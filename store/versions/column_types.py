@@ -1,8 +1,8 @@
-"""Types of columns as manifests spell them, read into one tree: a table's by Arrow's names, a channel's as Spark DDL.
+"""Parser of column types in manifests, into one tree: tables use Arrow's names, channels use Spark DDL.
 
-Both spell `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is its
-name (`int64` or `bigint`), perhaps with numbers behind it. A field's name stands between backticks where it is no word;
-Spark leaves them out within a struct. Pure, so that reading a manifest needs no Arrow.
+Both write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is a
+name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits
+them within a struct. Pure, so that reading a manifest does not load Arrow.
 """
 
 import re
@@ -19,32 +19,32 @@ from . import limits
 _TIMES = ("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]")
 _NAMES = ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", *_TIMES)
 _PLAIN = frozenset((*_NAMES, "date32"))
-"""Arrow's names of the types that a table's columns are made of, but for decimals."""
+"""Arrow's names of the types of table columns, except decimals."""
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}), ?(\d{1,2})\)")
 _KNOWN = ", ".join([*_NAMES, "decimal128(p, s)"])
-# Spark does not quote the fields of a struct, which may have spaces inside.
+# Spark does not quote field names in a struct, even with spaces.
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|(?!\s)(?:\[us, tz=UTC\]|[^<>(),:`])+(?:\([\d, ]*\))?|\S")
 _NESTED = {"struct": "struct", "map": "map", "list": "list", "array": "list"}
 _MAX_DEPTH = 64
-"""Of types within types; what a damaged manifest could hold must not exhaust the stack."""
+"""Deepest nesting of types, so that a damaged manifest cannot exhaust the stack."""
 _MAX_CACHED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type by its name, and the types inside."""
+    """A type by its name, with its nested types."""
 
     name: str
-    """`struct`, `map`, `list`, or a plain type as it is spelled."""
+    """`struct`, `map`, `list`, or the name of a plain type as written."""
     inside: tuple["Type", ...] = ()
-    """Of a struct's fields, a map's key and value, a list's elements."""
+    """Types of a struct's fields, of a map's key and value, or of a list's elements."""
     fields: tuple[str, ...] = ()
-    """The names of a struct's fields."""
+    """Names of a struct's fields."""
 
 
 @lru_cache(maxsize=1024)
 def parse(name: str) -> Type:
-    """The type that a `Column.type` names. Raises `Usage` where no column of a state table can have it."""
+    """Parse a `Column.type`. Raises `Usage` for a type that state tables do not support."""
     try:
         tokens = _Tokens(name)
         kind = tokens.type(0)
@@ -56,9 +56,9 @@ def parse(name: str) -> Type:
 
 
 def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
-    """The columns of "`name` type, `name` type", as Spark's `simpleString` writes them, whatever types they have.
+    """Parse the columns of "`name` type, `name` type", as Spark's `simpleString` writes them, of any types.
 
-    Raises `ValueError` where it is something else.
+    Raises `ValueError` for other text.
     """
     return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
@@ -75,12 +75,12 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
 
 
 def in_backticks(name: str) -> str:
-    """Return a name as Spark's SQL, DDL and `F.col` take it, whatever it is: without them a dot means a field."""
+    """Return a name quoted for Spark's SQL, DDL and `F.col`, where a dot without quotes means a field."""
     return "`" + name.replace("`", "``") + "`"
 
 
 class _Tokens:
-    """Reads a text from its beginning to its end; `next` is "" there. Raises `ValueError` for what is not expected."""
+    """Tokens of a text; `next` is "" at the end. Methods raise `ValueError` for an unexpected token."""
 
     def __init__(self, text: str) -> None:
         self._rest = (match[0].strip() for match in _TOKEN.finditer(text))
@@ -103,10 +103,10 @@ class _Tokens:
         return word[1:-1].replace("``", "`") if word.startswith("`") else word
 
     def column(self) -> str:
-        """A name at the top of DDL, where one without quotes ends with a space."""
-        name, _, rest = self.next.partition(" ")
-        if name and rest and not name.startswith("`"):
-            self.next = rest.strip()
+        """Return a column name at the top level of DDL, where an unquoted name ends at a space."""
+        name, _, remainder = self.next.partition(" ")
+        if name and remainder and not name.startswith("`"):
+            self.next = remainder.strip()
             return name
         return self.name()
 
@@ -133,38 +133,37 @@ class _Tokens:
         return Type(name, tuple(inside), tuple(fields))
 
 
-def _check_storable(what: str, kind: Type) -> None:
+def _check_storable(name: str, kind: Type) -> None:
     if kind.name == "struct":
-        check_field_names(what, kind.fields)
+        check_field_names(name, kind.fields)
     elif not kind.inside and not is_plain(kind.name):
-        raise unknown(what)
-    for each in kind.inside:
-        _check_storable(what, each)
+        raise unknown(name)
+    for child in kind.inside:
+        _check_storable(name, child)
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is Arrow's name of a plain type that a table's columns can have."""
+    """Return True for Arrow's name of a plain type that state tables support."""
     return name in _PLAIN or (name.startswith("decimal128") and decimal(name) is not None)
 
 
 def decimal(name: str) -> tuple[int, int] | None:
-    """Precision and scale of `decimal128(p, s)` or `decimal(p,s)`; None for what is no decimal, or none that exists."""
-    found = _DECIMAL.fullmatch(name)
-    precision, scale = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return precision and scale of `decimal128(p, s)` or `decimal(p,s)`; None for any other or an invalid type."""
+    match = _DECIMAL.fullmatch(name)
+    precision, scale = (int(match[1]), int(match[2])) if match else (0, 0)
     return (precision, scale) if 1 <= precision <= 38 and scale <= precision else None
 
 
-def check_field_names(what: str, names: Sequence[str]) -> None:
-    """Raise `Usage` for a struct that Parquet or DuckDB could not hold."""
+def check_field_names(type_name: str, names: Sequence[str]) -> None:
+    """Raise `Usage` for a struct that Parquet or DuckDB cannot store."""
     if not names or not all(names) or len({name.casefold() for name in names}) < len(names):
         raise Usage(
-            f"type {what!r} cannot be a column of a state table: "
+            f"type {type_name!r} cannot be a column of a state table: "
             "expected a struct with fields whose names differ, not in case alone"
         )
 
 
 def unknown(name: str) -> Usage:
-    """The error for a type that no column can have."""
     return Usage(
         f"type {name!r} cannot be a column of a state table: expected one of {_KNOWN}, "
         "or a struct, list or map of these"
@@ -172,17 +171,17 @@ def unknown(name: str) -> Usage:
 
 
 class FieldSource(Struct, frozen=True):
-    """A field of an input's records from which values of a column come."""
+    """A field of an input's records from which a column's values are computed."""
 
     input: limits.Topic
     """The input's name as declared."""
     field: limits.Line = ""
-    """Where it is in a record, as `snapshot.query.fields` reads it; empty where only the program knows."""
+    """Path in a record, as read by `snapshot.query.fields`; empty if only the program knows."""
     by: Annotated[tuple[limits.Line, ...], limits.RENAMES] = ()
-    """The functions that make the column's value of the field's, in SQL's names, the first one first."""
+    """SQL names of the functions applied to the field's value, innermost first."""
     format: limits.Line = ""
-    """How the bytes are decoded, as `pipeline.messages.decode.described` writes it; empty for JSON and text."""
+    """Decoding of the bytes, as written by `pipeline.messages.decode.described`; empty for JSON and text."""
 
 
 Lineage: TypeAlias = dict[limits.Line, tuple[FieldSource, ...]]
-"""Sources of columns, by name. Columns that are not in it may come from anything."""
+"""Sources by column name. Missing columns may depend on anything."""

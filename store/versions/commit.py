@@ -1,10 +1,10 @@
-"""Making a version durable: compare-and-swap on its number, and fencing by epoch.
+"""Committing a version: compare-and-swap on its number, and fencing by epoch.
 
-Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
-gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
-committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
-number or an earlier one, so it fails and finds the newer epoch there. A rescale, retiring a stage, or a migration, is a
-claim by nobody who goes on. Who builds on which version, and what the loser of a race does next, is in `amend`.
+Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
+only tries the number after the newest that it has seen. A writer takes a stage over by committing a claim: a version of
+its own with the next epoch. The former writer's next commit has that number or an earlier one, so it fails and finds
+the newer epoch there. A rescale, a retirement and a migration also take a stage over, with no writer that continues.
+The base of a version, and the retry after a lost race, are in `amend`.
 """
 
 from functools import cache
@@ -28,11 +28,11 @@ _S = TypeVar("_S", bound=Struct)
 def successor(
     head: Manifest, *, kind: VersionKind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
 ) -> Manifest:
-    """The version after `head` with nothing changed yet: a writer replaces what it changes.
+    """Return the version after `head` with nothing changed yet; the writer replaces what it changes.
 
-    State, offsets, open snapshots and `totals` are carried on, and what `head` itself read, wrote and took is not
-    (`carried`). `time_ms` is `now_ms`, or one more than `head`'s when that is later. Raises `Fenced` where `head` has a
-    newer epoch, and `Refused` where the stage is retired and `kind` does not bring it back, or has another name since.
+    Carries on state, offsets, open snapshots and `totals`, and not what `head` itself read, wrote and cost (`carried`).
+    `time_ms` is `now_ms`, or one more than `head`'s if that is later. Raises `Fenced` if `head` has a newer epoch, and
+    `Refused` if the stage was renamed, or is retired and `kind` does not bring it back.
     """
     check_epoch(head, epoch)
     if head.retired and (head.called or not KINDS[kind].follows_retiring):
@@ -50,28 +50,29 @@ def successor(
 
 
 def carried(value: _S) -> _S:
-    """A manifest, or a part of one, without what is told of this version alone: fields that are `limits.Own`."""
+    """Return a manifest, or a part of one, without the fields about this version alone (`limits.Own`)."""
     own = _own(type(value))
-    parts = {name: _each(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
+    parts = {name: _carried_value(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
     return replace(value, **own, **parts)
 
 
 def without_snapshots(manifest: Manifest) -> Manifest:
-    """A version that has answered nothing of any snapshot under way."""
+    """Return the manifest without its part in snapshots that are being taken."""
     return replace(manifest, recorded={}, awaited={}, captured={})
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> None:
-    """Make a manifest its stage's version, durably. One request, unless the number is taken.
+    """Create the manifest of a version, durably. Costs one request, unless the number is taken.
 
-    Two more, a listing and a byte, where this process has not seen the number free within the last half minute: a
-    writer that was away could re-create one that others have used and that is gone with its app, or collected.
+    Costs two more, a listing and a byte, if this process has not seen the number free within the last half minute: a
+    writer that was suspended could otherwise re-create a number that was used, and then collected or removed with its
+    app.
 
     Raises:
-        Fenced: the number is taken by a writer with a newer epoch, or was and is collected; this writer must stop.
-        CommitConflict: the number is taken by another commit; read the head and see.
-        Unavailable: storage did not answer; calling this again with the very same manifest settles what came of it.
-        Corruption: the number is taken by something that cannot be read.
+        Fenced: a writer with a newer epoch took the number, or took it and it was collected; this writer must stop.
+        CommitConflict: another commit took the number; read the head and retry.
+        Unavailable: storage did not answer; call again with the same manifest to find out if it was committed.
+        Corruption: the number is taken by an unreadable object.
         ValueError: version or epoch is not at least 1, or the manifest could not be read again; nothing was put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
@@ -89,7 +90,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
                 version=manifest.version,
                 hint=_READ_AGAIN,
             ) from None
-        if existing != manifest:  # else it is our own write, whose answer was lost
+        if existing != manifest:  # otherwise this is our own write, whose answer was lost
             check_epoch(existing, manifest.epoch)
             raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
     _check_not_collected(store, manifest)
@@ -97,14 +98,14 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
-    """Raise `Fenced` where a stage was taken from the writer of this epoch."""
+    """Raise `Fenced` if the stage was taken over from the writer with this epoch."""
     if head.epoch <= epoch:
         return
-    done, hint = head.traits.taken, head.traits.then
+    done, hint = head.traits.fate, head.traits.next_step
     if head.promotion is not None:
         hint = hint.format(name=head.promotion.name, back=taken_back(head.promotion.name, head.app))
     if head.called:
-        done, hint = f"renamed to {head.called}", "start the program that has it under that name: this one is of before"
+        done, hint = f"renamed to {head.called}", "start the program that has that name: this one is outdated"
     raise Fenced(
         f"stage {head.app}/{head.stage} was {done}: v{head.version} has epoch {head.epoch}, "
         f"written by {_author(head)}; this writer has epoch {epoch} and must stop",
@@ -114,7 +115,6 @@ def check_epoch(head: Manifest, epoch: int) -> None:
 
 
 def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
-    """The error for a commit whose number another one took first."""
     return CommitConflict(
         f"stage {first.app}/{first.stage}: v{first.version} was committed first by "
         f"{'this writer itself, with other content,' if itself else _author(first)} "
@@ -125,35 +125,32 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
 
 
 def is_retired(head: Manifest) -> Refused:
-    """The error for a change of a stage that has no part in its app any more."""
+    """Return the error for a change of a retired or renamed stage."""
     if head.called:
         return Refused(
-            f"stage {head.app}/{head.stage} was renamed at v{head.version}: it is called {head.called} since",
-            hint=f"give the stage that name in the program, or another one that the app never had; what {head.stage} "
-            f"was is {head.app}/{head.stage}@v{head.version - 1}",
+            f"stage {head.app}/{head.stage} was renamed at v{head.version}: its name is {head.called} now",
+            hint=f"use that name in the program, or a name that the app never had; the state before the "
+            f"rename is {head.app}/{head.stage}@v{head.version - 1}",
         )
     return Refused(
-        f"stage {head.app}/{head.stage} is retired since v{head.version}: nothing of it is changed any more",
-        hint="a program that has the stage brings it back: slackwater run FILE",
+        f"stage {head.app}/{head.stage} is retired since v{head.version}: it cannot be changed",
+        hint="to bring it back, run a program that has the stage: slackwater run FILE",
     )
 
 
 def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
-    """Raise `Fenced` where a version of this stage, on which a writer builds, is gone. One request for a byte.
-
-    Then so is its app, or all of the history up to it; the writer must stop.
-    """
+    """Raise `Fenced` if the version that a writer builds on is gone, collected or with its app. Costs one request."""
     if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
         raise Fenced(
             f"stage {manifest.app}/{manifest.stage} was removed, or taken over long ago: its v{version} is gone; "
             "this writer must stop",
             version=version,
-            hint=f"`slackwater status {manifest.app}` shows whether there is such an app",
+            hint=f"`slackwater status {manifest.app}` shows if the app still exists",
         )
 
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
-    """Undo a create under a number that was used and collected while this writer was away."""
+    """Undo a commit under a number that was used and collected while this writer was suspended."""
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)
@@ -176,18 +173,18 @@ def _author(manifest: Manifest) -> str:
     return manifest.by or f"writer {manifest.writer}"
 
 
-def _each(part: Any) -> Any:
+def _carried_value(part: Any) -> Any:
     if isinstance(part, dict):
-        made: Any = {name: _each(one) for name, one in part.items()}
+        new: Any = {name: _carried_value(value) for name, value in part.items()}
     else:
-        made = carried(part) if isinstance(part, Struct) else part
-    # What stays the same stays the same object: caches of what is made of a table go by it.
-    return part if made == part else made
+        new = carried(part) if isinstance(part, Struct) else part
+    # Equal values keep their identity, which caches of values derived from tables rely on.
+    return part if new == part else new
 
 
 @cache
 def _own(kind: type[Struct]) -> dict[str, Any]:
-    """The fields of one version alone, as they are when it says nothing."""
+    """Return the fields about one version alone, with their default values."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: field.default if field.default is not NODEFAULT else field.default_factory()

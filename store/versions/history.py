@@ -1,9 +1,9 @@
-"""Reading a stage's versions: the newest, a given one, those that follow, the one of a moment.
+"""Reading a stage's versions: the newest, one by number, those that follow, and the version at a time.
 
-Manifests never change, and their numbers have no gaps from a stage's first version on; of those before it, garbage
-collection may have left some (`horizon`). So the newest is found by asking which numbers exist: a listing while there
-are few, a search over the numbers (galloping, Bentley and Yao 1976) when there are many.
-Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
+Manifests are immutable, and their numbers have no gaps from a stage's first version on; before that, garbage collection
+may have kept single versions (`horizon`). So the newest is found by asking which numbers exist: by a listing for few
+versions, by a galloping search over the numbers (Bentley and Yao 1976) for many. A few hundred decoded manifests are
+cached for each store, because searches by time read the same ones again.
 """
 
 from bisect import bisect_left
@@ -23,62 +23,62 @@ from .forgotten import index as forgotten
 from .manifest import Manifest
 
 _PAGE = 1000
-"""Keys in one answer of S3 to a listing."""
+"""Keys in one page of an S3 listing."""
 _STEPS = 4
 """Versions tried one by one after a hint, before searching."""
 _RECENT = 256
-"""Manifests kept for each store."""
+"""Manifests cached for each store."""
 
-# By store, not by URL: what a deleted and re-created root held is forgotten with the store that read it.
+# Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
-    """The newest version, or None when the stage has none. Raises `Corruption` where its manifest is not readable.
+def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
+    """Return the newest version, or None if the stage has none. Raises `Corruption` if its manifest is not readable.
 
-    `known` is a version that the caller has seen within the last half hour. With it, this takes one request and one
-    for each version since (one more when the known manifest was not read lately). Without it, or many versions later:
-    a listing and a read, and at 100,000 versions two more listings and some 13 requests of a byte each.
+    `hint` is a version that the caller has seen within the last half hour. With it, this costs one request, and one for
+    each version since (one more if that manifest is not cached). Without it, or many versions later: a listing and a
+    read, and at 100,000 versions two more listings and about 13 requests of a byte each.
     """
     low = 0
-    if known:
-        newer = tuple(islice(after(store, app, stage, known), _STEPS))
+    if hint:
+        newer = tuple(islice(after(store, app, stage, hint), _STEPS))
         if 0 < len(newer) < _STEPS:
             return newer[-1]
         if newer:
             low = newer[-1].version
-        # Should it be gone, the app was deleted since, and perhaps made anew.
-        elif (found := find(store, app, stage, known)) is not None:
-            return found
+        # If it is gone, the app was deleted since, and perhaps re-created.
+        elif (manifest := find(store, app, stage, hint)) is not None:
+            return manifest
     version = _newest(store, app, stage, low)
     return read(store, app, stage, version) if version else None
 
 
 def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version. Raises as `find`, and `NotFound`, which says what there is, where there is none."""
-    found = find(store, app, stage, version)
-    if found is not None:
-        return found
+    """Return one version. Raises `NotFound`, with the existing versions, `Corruption` and `Unavailable`."""
+    manifest = find(store, app, stage, version)
+    if manifest is not None:
+        return manifest
     stages = list_stages(store, app)
     if stage not in stages:
         if not stages:
-            apps.read_app(store, app)  # says so when the app is what is missing
+            apps.read_app(store, app)  # raises if the app is missing
         raise NotFound(f"stage of app {app!r}", stage, stages)
     newest = head(store, app, stage)
     if newest is None:
         raise NotFound(f"version of {app}/{stage}", f"v{version}")
-    kept = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
-    if len(kept) > 1:
-        kept = [f"{len(kept)} of {kept[0]} to {kept[-1]}"]
+    ranges = [f"v{number}" for number in horizon.newest(store, app).kept.get(stage, ())]
+    if len(ranges) > 1:
+        ranges = [f"{len(ranges)} of {ranges[0]} to {ranges[-1]}"]
     first = first_version(store, app, stage)
     whole = f"v{first} to v{newest.version}" if first != newest.version else f"v{first}"
     error = MomentGone if 0 < version <= newest.version else NotFound
-    raise error(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*kept, whole])}")
+    raise error(f"version of {app}/{stage}", f"v{version}", found=f"there are {' and '.join([*ranges, whole])}")
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
-    """One version, or None when there is none; raises as `read_fresh` else. One request, or none."""
+    """Return one version, or None. Costs at most one request. Raises `Corruption` and `Unavailable`."""
     with _lock:
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
@@ -88,21 +88,21 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version, from storage itself, as `find` gives it. Raises as `read_stored`."""
+    """Read one version from storage. Raises `ObjectNotFound`, `Corruption` and `Unavailable`."""
     return forgotten.resolved(store, read_stored(store, app, stage, version))
 
 
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """One version as it was written: SSTs that held what was forgotten since have other names (`forgotten`).
+    """Return one version as written: SSTs with keys forgotten since have been replaced (`forgotten`).
 
-    Raises `ObjectNotFound`; `Corruption` where it is unreadable or another's.
+    Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or another version's.
     """
     key = keys.manifest(app, stage, version)
     manifest = codec.read(store, key, Manifest)
-    found = (manifest.app, manifest.stage, manifest.version)
-    if found != (app, stage, version):
+    actual = (manifest.app, manifest.stage, manifest.version)
+    if actual != (app, stage, version):
         raise codec.damaged(
-            key, f"holds the manifest of {found[0]}/{found[1]} v{found[2]}; expected {app}/{stage} v{version}"
+            key, f"holds the manifest of {actual[0]}/{actual[1]} v{actual[2]}; expected {app}/{stage} v{version}"
         )
     with _lock:
         _recent.setdefault(store, LRUCache(_RECENT))[key] = manifest
@@ -110,7 +110,7 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
 
 
 def forget(store: ObjectStore, app: str) -> None:
-    """Keep no manifest of an app that was removed: another one of its name may have other versions of these numbers."""
+    """Remove a deleted app's manifests from the cache: a new app of its name may use the same version numbers."""
     with _lock:
         if (recent := _recent.get(store)) is not None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
@@ -119,16 +119,16 @@ def forget(store: ObjectStore, app: str) -> None:
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
-    """The versions that follow `version`, oldest first, up to the newest. One request each, and one that finds none."""
+    """Yield the versions after `version`, oldest first, up to the newest. Costs one request each, and one more."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
 
 
 def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
-    """The versions above `after` that this one follows from, oldest first, itself the last, without what rewinds undid.
+    """Yield the versions above `after` on which this one is based, itself last; skips versions undone by rewinds.
 
-    A request each. Raises as `read`.
+    Costs one request each. Raises `NotFound` for a missing version, `Corruption` and `Unavailable`.
     """
     for versions in manifest.follows(after):
         for version in versions:
@@ -137,23 +137,29 @@ def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Man
 
 
 def between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
-    """The versions above `after`, up to `up_to`, that this last one follows from; none where it is not above.
+    """Yield the versions above `after`, up to `up_to`, on which the last is based; none unless it is above.
 
-    As `followed`, with the same errors.
+    Costs one request each.
     """
     if up_to > after:
         yield from followed(store, read(store, app, stage, up_to), after)
 
 
 def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
-    """The version before this one, or None where the stage's kept history begins. Errors as of `find`."""
+    """Return the version before this one, or None if the stage's kept history begins here.
+
+    Raises `Corruption` and `Unavailable`.
+    """
     if manifest.version == 1 or manifest.begins:
         return None
     return find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
 def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """This version and those before it, newest first, as far back as none is missing. Errors as of `find`."""
+    """Yield this version and those before it, newest first, until one is missing.
+
+    Raises `Corruption` and `Unavailable`.
+    """
     earlier: Manifest | None = manifest
     while earlier is not None:
         yield earlier
@@ -161,11 +167,11 @@ def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
-    """The newest version committed at `time_ms` or before, or None when all are later from the first on.
+    """Return the newest version committed at `time_ms` or before, or None if all are later.
 
-    A binary search, since commit times increase with versions: the requests of `head`, and a read a halving. Versions
-    that garbage collection left before the first are not looked at: which of them belong together, a boundary's
-    moments say.
+    A binary search, since commit times increase with versions. Costs the requests of `head`, and one for each step.
+    Versions that garbage collection kept before the first are skipped, because only a boundary's moments tell which
+    belong together.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -180,16 +186,16 @@ def newest_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> Manifest | None:
-    """The newest of a stage's versions, from its `first` up to `newest`, for which `holds`, or None when there is none.
+    """Return the newest of a stage's versions, from `first` up to `newest`, for which `holds`, or None.
 
-    A binary search: `holds` must be true up to some version and false after it. For `newest` itself nothing is read.
-    `read` may give None for a version that was collected meanwhile, and all before it with it.
+    A binary search: `holds` must be true up to some version and false after it. `newest` itself is not read. `read` may
+    return None for a version that was collected meanwhile, together with all versions before it.
     """
     if holds(newest):
         return newest
 
     def is_later(version: int) -> bool:
-        return (found := read(newest.stage, version)) is not None and not holds(found)
+        return (manifest := read(newest.stage, version)) is not None and not holds(manifest)
 
     versions = range(first(newest.stage), newest.version)
     after = bisect_left(versions, True, key=is_later)
@@ -202,49 +208,49 @@ def first_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> int:
-    """The number of the oldest of a stage's versions for which `holds`, as it does for `newest`; as `newest_where`.
+    """Return the number of the oldest of a stage's versions for which `holds`; it must hold for `newest`.
 
-    `holds` must be false up to some version and true after it.
+    A binary search (`newest_where`): `holds` must be false up to some version and true after it.
     """
-    before = newest_where(read, first, newest, lambda manifest: not holds(manifest))
-    return before.version + 1 if before is not None else first(newest.stage)
+    previous = newest_where(read, first, newest, lambda manifest: not holds(manifest))
+    return previous.version + 1 if previous is not None else first(newest.stage)
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
-    """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
+    """Return the version from which the history is complete, 0 if the stage has none. Costs two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
     return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """All versions that were not collected, ascending. A request for each 1,000, and those of `horizon.newest`."""
+    """Return all versions that were not collected, ascending. Costs one request per 1,000, and two for the boundary."""
     limit = horizon.newest(store, app)
-    # One that is collectable may still be there, or be again, for a while.
+    # A collectable version may still exist, or exist again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
 
 
 def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[tuple[int, ObjectInfo]]:
-    """The manifests after `version` that are stored, by version, ascending; collectable ones included."""
+    """Yield the stored manifests after `version`, by version, ascending, collectable ones included."""
     for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
-        # A file that somebody left in the folder is none of ours.
+        # Ignore foreign files in the folder.
         with suppress(ValueError):
             yield keys.version_of(info.key), info
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """The app's stages, in order; none of an app that does not exist.
+    """Return the app's stages, in order; none if the app does not exist.
 
-    Raises `Refused` where it is being removed, or is a clone that is not whole yet.
+    Raises `Refused` if the app is being removed, or is an unfinished clone.
     """
-    found = tuple(store.list_folders(keys.stages(app)))
-    apps.check_whole(app, found)
-    return found
+    folders = tuple(store.list_folders(keys.stages(app)))
+    apps.check_whole(app, folders)
+    return folders
 
 
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
-    """The largest version, given that `low` exists or is 0."""
-    # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
+    """Return the largest version, given that `low` exists or is 0."""
+    # On a disk, a look-up takes microseconds, but listing a long history takes 0.2 s.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
         if exists(store, keys.manifest(app, stage, low)):
@@ -254,13 +260,13 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
         page = [version for version, _ in islice(list_manifests(store, app, stage, low), _PAGE)]
         if len(page) < _PAGE:
             return page[-1] if page else low
-        # Before the history is whole there are gaps, in which a search would end.
+        # The incomplete history has gaps, at which a search would stop.
         low = max(page[-1], horizon.newest(store, app).first.get(stage, 0))
         low = _search(store, app, stage, low, within=_PAGE)
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """A version that exists and is less than `within` versions before the first that does not; `low` exists."""
+    """Return a version that exists, less than `within` below the first that does not; `low` exists."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

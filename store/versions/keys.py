@@ -1,4 +1,4 @@
-"""Names of objects under a store root. The only place that knows the layout."""
+"""Keys of objects under a store root. Only this module knows the layout."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -7,40 +7,40 @@ from functools import lru_cache
 from ...errors import Usage
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
-"""The grammar of names that stand in keys: apps, stages, snapshots, repartition topics."""
+"""Grammar of names in keys: apps, stages, snapshots, repartition topics."""
 NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a digit"
 TOPIC = r"[a-zA-Z0-9._-]{1,249}"
-"""Kafka's grammar of topics."""
+"""Kafka's grammar of topic names."""
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
-"""The grammar of columns. Arrow takes a name that begins with a dot for a path."""
+"""Grammar of column names. Arrow reads a name with a leading dot as a path."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
-"""What SSTs and queries call columns of their own. DuckDB does not tell capitals from small letters."""
+"""Names of internal columns of SSTs and queries. DuckDB ignores case in names."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 
 NAMES = "_names"
-"""The folder under the root that says which apps' names went over to others: no app can have this name."""
+"""Folder of the notes about promoted names: no app can have this name."""
 TOKENS = "_serve/tokens/"
-"""Prefix of what may be read of the store by whom: no app can have the name of this folder."""
+"""Prefix of API tokens: no app can have the name of this folder."""
 INSTANCES = "_serve/instances/"
-"""Prefix of the signs of life of instances that serve the store."""
+"""Prefix of the heartbeats of instances that serve the store."""
 NAMING = "_serve/naming/"
-"""Prefix of the secrets by which these make names of values that are hidden, one a day."""
+"""Prefix of the secrets, one a day, with which serving instances pseudonymise hidden values."""
 REMOVING = "_removing"
-"""The folder among an app's stages that says that it is being removed: no stage can have this name."""
+"""Folder among an app's stages that marks an unfinished removal: no stage can have this name."""
 CLONING = "_cloning"
-"""The folder among an app's stages that says that it is a clone, and not whole yet."""
+"""Folder among an app's stages that marks an unfinished clone."""
 
 
-def check_name(what: str, name: str) -> str:
-    """Return `name` if it may stand in an object key and a topic name. Raises `Usage`."""
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it is usable in an object key and a topic name. Raises `Usage`, beginning with `kind`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
         hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
-        raise Usage(f"{what} name {name!r} is not usable: expected {NAME_IN_WORDS}", hint=hint)
+        raise Usage(f"{kind} name {name!r} is not usable: expected {NAME_IN_WORDS}", hint=hint)
     return name
 
 
@@ -51,17 +51,18 @@ def check_topic(name: str) -> str:
     return name
 
 
-def check_columns(what: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:
-    """Raise `Usage`, beginning with `what`, where a column's name is not usable, or two are equal but for capitals."""
+def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:
+    """Raise `Usage`, beginning with `subject`, if a column's name is not usable, or two differ only in case."""
     seen: dict[str, str] = {}
     for name in names:
         if not _COLUMN.fullmatch(name):
-            raise Usage(f"{what}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
+            raise Usage(f"{subject}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
         if name.casefold() in reserved:
-            raise Usage(f"{what}: a column cannot be named {name!r}, which slackwater's own columns are; rename it")
+            raise Usage(f"{subject}: the column name {name!r} is reserved by slackwater; rename the column")
         if (other := seen.get(name.casefold())) is not None:
             raise Usage(
-                f"{what}: columns {other!r} and {name!r} have one name for Spark and DuckDB; rename one of them"
+                f"{subject}: columns {other!r} and {name!r} differ only in case, which Spark and DuckDB ignore; "
+                "rename one of them"
             )
         seen[name.casefold()] = name
 
@@ -70,7 +71,7 @@ def _in_app(path: str) -> Callable[[str], str]:
     return lambda app: f"{app}/{path}"
 
 
-# `census` says what each of these is.
+# `census` documents each of these.
 app_info = _in_app("app.json")
 channels = _in_app("channels.json")
 cloning = _in_app(f"stages/{CLONING}/app.json")
@@ -101,98 +102,92 @@ stages = _in_app("stages/")
 
 
 def names(name: str) -> str:
-    """Prefix of what became of an app's name."""
+    """Return the prefix of the notes about promotions of a name."""
     return f"{NAMES}/{name}/"
 
 
 def note(folder: str, name: str | int) -> str:
-    """One small JSON object in its folder; names that are numbers sort as these do."""
+    """Return the key of a small JSON object in its folder; numbers are padded so that keys sort like numbers."""
     return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
 
 
 def manifests(app: str, stage: str) -> str:
-    """Prefix of one stage's manifests."""
     return f"{app}/stages/{stage}/manifests/"
 
 
 def manifest(app: str, stage: str, version: int) -> str:
-    """One version's manifest."""
+    """-"""
     return note(manifests(app, stage), version)
 
 
 def version_of(manifest_key: str) -> int:
-    """The version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
 
 
 def edit_rows(app: str, ulid: str) -> str:
-    """Rows of a request for an edit."""
+    """Return the key of the rows of a request for an edit."""
     return f"{edits(app)}{ulid}.arrow"
 
 
 def published(app: str, stage: str, sink: str) -> str:
-    """Prefix of how far a sink was published."""
+    """Return the prefix of a sink's published places."""
     return f"{app}/stages/{stage}/sinks/{sink}/"
 
 
 def ssts(app: str, stage: str) -> str:
-    """Prefix of one stage's SSTs."""
     return f"{app}/stages/{stage}/sst/"
 
 
 def sst(app: str, stage: str, ulid: str) -> str:
-    """One SST."""
+    """-"""
     return f"{app}/stages/{stage}/sst/{ulid}.parquet"
 
 
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
-    """What the keys of a stage's SSTs look like, each with a line's end: those of a clone lie in another app.
+    """Return the pattern of a stage's SST keys, each followed by a newline; a clone's SSTs are in other apps' folders.
 
-    `names` are those that the stage has and had: SSTs stay where they were written. Nothing is tried twice (`+`): of
-    all that is checked when a manifest is read, this takes longest.
+    `names` are the present and former names of the stage: SSTs keep the key under which they were written. Possessive
+    (`+`) to avoid backtracking: this is the slowest check when a manifest is read.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
 def snapshot_objects(app: str, name: str) -> str:
-    """Prefix of what one named snapshot keeps besides its own document."""
+    """Return the prefix of the objects that a named snapshot keeps besides its own document."""
     return f"{app}/snapshots/{name}/"
 
 
 def captured(app: str, name: str, ulid: str) -> str:
-    """Records in flight that belong to one named snapshot."""
+    """Return the key of an object with in-flight records of a named snapshot."""
     return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
 
 
-def archive_folder(topic: str, life: int) -> str:
-    """What the folder of an archive is called; `life` counts topics of that name, each made after one was deleted.
+def archive_folder(topic: str, incarnation: int) -> str:
+    """Return the folder of a topic's archive; `incarnation` counts re-creations of the topic, from 1.
 
-    No topic has an '@' in its name.
+    Topic names contain no '@'.
     """
-    return topic if life == 1 else f"{topic}@{life}"
+    return topic if incarnation == 1 else f"{topic}@{incarnation}"
 
 
 def archive(app: str, folder: str) -> str:
-    """Prefix of the archive of a user's topic, by its folder."""
+    """Return the prefix of the archive of a user's topic, by its folder."""
     return f"{archives(app)}{folder}/"
 
 
 def archive_indexes(archive: str) -> str:
-    """Prefix of what an archive holds, an object for each change of it; `archive` is the archive's own prefix."""
+    """Return the prefix of an archive's indexes; `archive` is the archive's own prefix."""
     return f"{archive}index/"
 
 
 def archived(app: str, folder: str, ulid: str) -> str:
-    """Some records of an archive."""
     return f"{archive(app, folder)}{ulid}.parquet"
 
 
 def archived_pattern(app: str, folder: str) -> re.Pattern[str]:
-    """What the keys of an archive's records look like."""
     return re.compile(rf"{re.escape(archive(app, folder))}{_FILE}")
 
 
 def captured_pattern(app: str) -> re.Pattern[str]:
-    """What the keys of an app's captured records look like."""
     return re.compile(rf"{re.escape(app)}/snapshots/{NAME}/channels/{_FILE}")

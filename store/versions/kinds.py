@@ -1,6 +1,6 @@
-"""Kinds of versions: each is declared here once, with all that follows from it.
+"""Kinds of versions, each declared once with all its properties.
 
-Whoever treats versions differently asks `Manifest.traits`. A new kind is a name in `VersionKind` and a declaration.
+Code that treats kinds differently asks `Manifest.traits`. A new kind is a name in `VersionKind` and a declaration.
 """
 
 from collections.abc import Mapping
@@ -11,66 +11,66 @@ VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "rewind",
     "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
-"""The name of a kind, as a manifest stores it."""
+"""Name of a kind, as stored in manifests."""
 
-GO_ON = "let the newer runner go on, or stop it and start this one again"
-_FROM_THERE = "start this one again: it goes on from there"
+GO_ON = "let the newer runner continue, or stop it and start this one again"
+_FROM_THERE = "start this one again: it continues from there"
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """A kind of version: why a version exists. The defaults are what most kinds answer."""
+    """Properties of a kind of version. The defaults hold for most kinds."""
 
     name: VersionKind
     noun: str
-    """The version in a sentence, with its article."""
+    """Name of the kind in a sentence, with its article."""
     verbs: tuple[str, ...] = ()
-    """Verbs of the log of operations that commit one, the usual one first; empty for what only runners commit."""
+    """CLI verbs that commit this kind, the usual one first; empty for kinds that only runners commit."""
 
     fences: bool = True
-    """True if it takes the stage from its writer: it has the next epoch, and the writer's next commit fails."""
+    """True if it takes the stage over: it has the next epoch, and the current writer's next commit fails."""
     beside_batches: bool = False
-    """True if others commit it between two batches, under the epoch of the stage's writer, which builds on it."""
-    taken: str = "taken over"
-    """The fate of the stage, as its fenced writer is told."""
-    then: str = GO_ON
-    """The next step of whoever runs that writer; `{name}` and `{back}` are those of the promotion."""
+    """True if others commit it between two batches, under the epoch of the stage's writer, which continues."""
+    fate: str = "taken over"
+    """Event that the fenced writer reports."""
+    next_step: str = GO_ON
+    """Next step for the operator of the fenced writer; `{name}` and `{back}` are those of the promotion."""
 
     may_begin: bool = False
-    """True if it may be a stage's version 1 with nothing before it."""
+    """True if it may be a stage's version 1."""
     retires: bool = False
-    """True if the stage has no part in its app from this version on."""
+    """True if the stage is retired from this version on."""
     follows_retiring: bool = False
-    """True if it may follow a version that retires the stage: it brings the stage back, or takes it back further."""
+    """True if it may follow a version that retires the stage: it brings the stage back, or rewinds further."""
     for_next_program: bool = False
-    """True if it belongs to the program whose claim comes next."""
+    """True if it belongs to the program of the next claim."""
 
     claims: bool = False
-    """True if a runner took the stage with it. It names the program."""
+    """True if a runner took the stage over with it. It names the program."""
     reads_records: bool = False
-    """True if it is a batch, which read records of the stage's inputs and can be replayed."""
+    """True for a batch, which read records of the stage's inputs and can be replayed."""
     writes_rows: bool = False
-    """True if its rows have a `_seq` of their own."""
+    """True if its rows have its own `_seq`."""
     changes_rows: bool = True
-    """True if the table may hold other rows than before it, beside those that expire with time."""
+    """True if it may change rows of the table, apart from expiry."""
     brings_rows: bool = False
-    """True if the stage begins with it, with a table that no batch made."""
+    """True if the stage begins with it, with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
-    """Why a history begins with it under a number above 1: a clone's, or that of a stage's new name; empty if none."""
+    """Reason why a history begins with it under a number above 1: clone, or rename of a stage; empty if none."""
     restarts: bool = False
-    """True if inputs, channels and sinks may come and go with it, and lost records be passed over."""
+    """True if it may add or remove inputs, channels and sinks, and skip lost records."""
     sets_sinks: bool = False
-    """True if sinks may come and go with it."""
+    """True if it may add or remove sinks."""
     sets_offsets: bool = False
-    """True if users' topics are read on from elsewhere after it."""
+    """True if it changes the offsets of users' topics."""
     ends_replays: bool = False
-    """True if no batch after it is replayed upon other rows than it left."""
+    """True if later batches can only be replayed on the rows that it left."""
     shows_reading: bool = False
-    """True if the log shows how many rows it read, and how long it took."""
+    """True if the log shows its number of rows read and its duration."""
 
     @property
     def by_runner(self) -> bool:
-        """True if only a runner commits one: the stage had a runner then."""
+        """True if only a runner commits this kind."""
         return self.claims or self.reads_records
 
 
@@ -86,7 +86,7 @@ CLAIM: Final = Traits(
 )
 BATCH: Final = Traits("batch", "a batch", fences=False, reads_records=True, writes_rows=True, shows_reading=True)
 EDIT: Final = Traits("edit", "an edit by hand", ("edit",), fences=False, writes_rows=True, ends_replays=True)
-"""Rows changed by hand: by the stage's runner, between two batches, or by the verb."""
+"""Rows changed by hand: by the stage's runner, between two batches, or by the CLI."""
 
 INIT: Final = Traits(
     "init", "a table's first rows, from elsewhere", ("init", "adopt"), may_begin=True, brings_rows=True
@@ -105,8 +105,8 @@ RESCALE: Final = Traits(
     "rescale",
     "a rescale",
     ("rescale",),
-    taken="rescaled",
-    then="start this one again: it goes on with the new number of state partitions",
+    fate="rescaled",
+    next_step="start this one again: it continues with the new number of state partitions",
     changes_rows=False,
     restarts=True,
 )
@@ -114,8 +114,8 @@ RETIRE: Final = Traits(
     "retire",
     "a retirement",
     ("retire",),
-    taken="retired",
-    then="take it out of the program; a program that has it brings it back where it stopped",
+    fate="retired",
+    next_step="remove it from the program; a program that has it again continues where it stopped",
     retires=True,
     follows_retiring=True,
     changes_rows=False,
@@ -126,8 +126,8 @@ MIGRATION: Final = Traits(
     "migration",
     "a migration",
     ("migrate",),
-    taken="migrated to another program",
-    then="start that program: this one is of before",
+    fate="migrated to another program",
+    next_step="start that program: this one is outdated",
     for_next_program=True,
     restarts=True,
     ends_replays=True,
@@ -136,8 +136,8 @@ REWIND: Final = Traits(
     "rewind",
     "a rewind",
     ("rewind",),
-    taken="rewound to an earlier moment",
-    then=_FROM_THERE,
+    fate="rewound to an earlier moment",
+    next_step=_FROM_THERE,
     follows_retiring=True,
     ends_replays=True,
 )
@@ -145,8 +145,8 @@ RESET: Final = Traits(
     "reset",
     "a reset",
     ("reset",),
-    taken="reset to other offsets",
-    then=_FROM_THERE,
+    fate="reset to other offsets",
+    next_step=_FROM_THERE,
     changes_rows=False,
     sets_offsets=True,
     ends_replays=True,
@@ -155,8 +155,8 @@ RECOVER: Final = Traits(
     "recover",
     "a recovery from a replica",
     ("recover",),
-    taken="recovered from a replica",
-    then=_FROM_THERE,
+    fate="recovered from a replica",
+    next_step=_FROM_THERE,
     follows_retiring=True,
 )
 
@@ -167,16 +167,16 @@ DEMOTE: Final = Traits(
     "demote",
     "a promotion",
     ("promote",),
-    taken="promoted over: another app has its name and its sinks",
-    then="it is {name}~1 now. To have the name back, run it beside that one, silent (slackwater run FILE --app "
-    "{name}~1), and then: {back}",
+    fate="promoted over: another app has its name and its sinks",
+    next_step="it is called {name}~1 now. To take the name back, run it silently beside the other "
+    "(slackwater run FILE --app {name}~1), and then: {back}",
     changes_rows=False,
 )
 
 FORGET: Final = Traits(
     "forget", "a forget", ("forget",), fences=False, beside_batches=True, changes_rows=False, ends_replays=True
 )
-"""Keys forgotten in the stage, and in all versions before."""
+"""Keys forgotten in the stage, and in all earlier versions."""
 
 KINDS: Final[Mapping[VersionKind, Traits]] = {
     kind.name: kind

@@ -1,11 +1,10 @@
-"""What a stored value may be: a type for each kind of number and text, with its limits.
+"""Types of stored values, with their limits.
 
-`codec` holds every object to them where it is read and where it is written, so what lies in a store has been through
-them twice. Each is far beyond what a program can reach; where a program may choose (partitions, policies, names), what
-it declares is held to the same limits, so that nothing is refused only when it is to be stored. How fields of one
-object hang together is in `checks`.
+`codec` checks every object against them when it is read and when it is written. Limits are far beyond real use; values
+that a program declares (partitions, policies, names) are checked against the same limits at declaration, so that none
+is refused only when it is stored. Relations between fields are in `checks`.
 
-A new field needs no more than one of these as its type. `description` is what an error says was expected.
+A new field only needs one of these types. `description` is the expected value in errors.
 """
 
 from typing import Annotated, TypeVar
@@ -16,24 +15,24 @@ from ...common.durations import DAY_MS
 from . import keys
 
 MAX_OBJECT_BYTES = 64 << 20
-"""Of a stored JSON object. An SST takes half a kilobyte of its manifest: a stage would need 130,000 of them, two for
-each state partition of the largest table that there can be."""
+"""Largest stored JSON object. An SST takes half a kilobyte of its manifest, so this allows 130,000 SSTs: two for each
+state partition of the largest table."""
 MAX_OBJECT_VALUES = 1 << 21
-"""Numbers, texts and so on in one: these cost memory, whatever their bytes. An SST has some 18."""
+"""Most JSON values in an object, which bound memory whatever its bytes. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16
-"""State partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+"""Most state partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
 MAX_KAFKA_PARTITIONS = 1 << 18
 """Partitions of a Kafka topic: more than a whole cluster can hold."""
 MAX_LINE = 1 << 12
-"""Characters of what a person or a machine is called, and of what a person says why."""
+"""Most characters of an author's name or a reason."""
 MAX_MERGE_RUNS = 1 << 20
-"""Of the knobs that count sorted runs."""
+"""Largest value of policy options that count sorted runs."""
 MIN_FILE_BYTES = 1 << 8
-"""Of the knobs that say how large SSTs and levels become: with less, a table would be an SST for each row."""
+"""Smallest value of policy options for the size of SSTs and levels; less would make an SST for each row."""
 MAX_FILE_BYTES = 1 << 45
-"""Of an SST, and of what a level may hold. The sum over a manifest's SSTs is still a 64-bit integer."""
+"""Largest SST, and largest size of a level. The sum over a manifest's SSTs is still a 64-bit integer."""
 MAX_TTL_MS = 1_000_000 * DAY_MS
-"""With any time that a column can hold, the sum is still a 64-bit integer."""
+"""Longest time to live. Added to any time in a column, it is still a 64-bit integer."""
 FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
 """A table of a TiB has some 150 levels by the one, and two by the other."""
 AMPLIFICATION_MOST = 1e18
@@ -41,7 +40,7 @@ AMPLIFICATION_MOST = 1e18
 MAX_SSTS = MAX_OBJECT_VALUES // 16
 _MAX_COLUMNS = 1 << 16
 _COUNT = (1 << 53) - 1
-"""What every reader of JSON takes exactly."""
+"""Largest integer that every JSON reader represents exactly."""
 _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
 YEAR_1_MS = -62_135_596_800_000
@@ -49,7 +48,7 @@ YEAR_1_MS = -62_135_596_800_000
 OWN = "of one version alone"
 _T = TypeVar("_T")
 Own = Annotated[_T, OWN]
-"""What is told of one version alone: the next one does not carry it on (`commit.carried`)."""
+"""A field about one version alone, which the next version does not carry on (`commit.carried`)."""
 
 
 def _from(least: float, most: float, description: str) -> Meta:
@@ -65,7 +64,7 @@ Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
 TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _from(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
 SpanMs = Annotated[int, _from(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
-"""A time that a column can hold, or before all of them."""
+"""Any time that a column can hold, or the minimum for none yet."""
 Hash = Annotated[int, _from(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
 
 Rows = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]
@@ -84,15 +83,15 @@ Fanout = Annotated[float, _from(FANOUT_LEAST, FANOUT_MOST, f"a factor from {FANO
 TtlMs = Annotated[int, _from(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]
 
 Name = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})\Z", description=keys.NAME_IN_WORDS)]
-"""Of an app, a stage, a snapshot, a repartition topic."""
+"""Name of an app, a stage, a snapshot, or a repartition topic."""
 Topic = Annotated[str, Meta(pattern=rf"\A(?:{keys.TOPIC})\Z", description=keys.TOPIC_IN_WORDS)]
 ColumnName = Annotated[str, Meta(pattern=rf"\A(?:{keys.COLUMN})\Z", description=keys.COLUMN_IN_WORDS)]
 Id = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z", description="an id: 1 to 64 letters, digits, '_' and '-'")]
 Ulid = Annotated[str, Meta(pattern=r"\A[0-7][0-9A-HJKMNP-TV-Z]{25}\Z", description="a ULID: 26 digits and capitals")]
 Checksum = Annotated[str, Meta(max_length=64, description="a checksum of hexadecimal digits")]
-"""That the digits are some, `checks` sees to, of all at once."""
+"""Hexadecimal digits; `checks` verifies that, for all checksums at once."""
 Key = Annotated[str, Meta(min_length=1, max_length=1024, description="the key of an object, 1 to 1,024 characters")]
-"""Which one it may be, `checks` says."""
+"""Object key; `checks` verifies the allowed form."""
 NameOrNone = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})?\Z", description=f"nothing, or {keys.NAME_IN_WORDS}")]
 ColumnOrNone = Annotated[
     str, Meta(pattern=rf"\A(?:{keys.COLUMN})?\Z", description=f"nothing, or {keys.COLUMN_IN_WORDS}")

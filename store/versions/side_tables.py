@@ -1,8 +1,8 @@
-"""Tables that a stage has beside its own, such as that of the records it rejected: `<stage>_<name>` to everybody.
+"""Tables that a stage has beside its own, such as `<stage>_rejected` for rejected records.
 
-They are in the stage's manifest, so they change with its table in one commit, and are as old, as new and as lasting.
-Whoever reads tables gets each as a manifest of its own that has it as its table: what reads one reads the others.
-Which stage has a table, its manifests say, and no name: a stage may be called as another one's side table would be.
+They are part of the stage's manifest, so they change with its table in one commit, and have the same history and
+retention. Readers get each side table as a manifest with it as the main table, so code that reads tables needs no
+special case. Only manifests tell which stage has a table: a stage may be named like another stage's side table.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,107 +13,110 @@ from msgspec.structs import asdict, replace
 from .manifest import Manifest, Sst, Table
 
 REJECTED = "rejected"
-"""The records that the stage could not take, each with its error."""
+"""Records that the stage rejected, each with its error."""
 
 
 def table_name(stage: str, name: str) -> str:
-    """What a table beside that of a stage is called."""
+    """Return the full name of a side table."""
     return f"{stage}_{name}"
 
 
 class SideManifest(Manifest, frozen=True):
-    """A version of a stage that has a table beside the stage's own as its table, and is called as that is."""
+    """A version of a stage with a side table as its main table, under that table's name."""
 
-    beside: str = ""
-    """The stage; `stage` is the name of the table."""
+    owner_stage: str = ""
+    """Name of the stage; `stage` is the name of the table."""
     name: str = ""
-    """What the table is called behind the stage's name."""
+    """Suffix of the table's name after the stage's name."""
 
 
 def stage_of(manifest: Manifest) -> str:
-    """The stage of a version, which may be one of `tables_of`."""
-    return manifest.beside if isinstance(manifest, SideManifest) else manifest.stage
+    """Return the stage of a version, which may be one of `tables_of`."""
+    return manifest.owner_stage if isinstance(manifest, SideManifest) else manifest.stage
 
 
 def owner(table: str, stages: Mapping[str, Manifest]) -> str:
-    """The stage of these in whose manifest a table is: its own, or one beside that; else the name itself."""
+    """Return the stage in whose manifest a table is: its own, or a side table; the name itself if there is none."""
     if table in stages:
         return table
-    having = (stage for stage, each in stages.items() for name in each.side_tables if table_name(stage, name) == table)
+    having = (
+        stage for stage, manifest in stages.items() for name in manifest.side_tables if table_name(stage, name) == table
+    )
     return next(having, table)
 
 
 def may_have(table: str, stages: Iterable[str]) -> tuple[str, ...]:
-    """Of these stages those that may have a table of this name, as far as names say; `owner` knows of their heads."""
+    """Return the stages that may have a table of this name, judged by names alone; `owner` decides by their heads."""
     return tuple(stage for stage in stages if table == stage or table.startswith(f"{stage}_"))
 
 
 def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
-    """A stage's tables by name, its own first, each as a version that has it as its table; `stage` is its name now."""
+    """Return a stage's tables by name, its own first, each as a manifest with it as the main table.
+
+    `stage` is the stage's current name, empty for that in the manifest.
+    """
     name = stage or manifest.stage
     own = {name: manifest} if manifest.table is not None else {}
-    return own | {name + each.stage.removeprefix(manifest.stage): each for each in side_manifests(manifest)}
+    return own | {name + side.stage.removeprefix(manifest.stage): side for side in side_manifests(manifest)}
 
 
 def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
-    """By name, what the tables of these stages are declared as, the stages being called as they are here."""
-    each = (tables_of(manifest, stage) for stage, manifest in stages.items())
-    return {name: one.table for tables in each for name, one in tables.items() if one.table is not None}
+    """Return the declarations of the tables of these stages, by name; the stages have the names given here."""
+    groups = (tables_of(manifest, stage) for stage, manifest in stages.items())
+    return {name: version.table for tables in groups for name, version in tables.items() if version.table is not None}
 
 
 def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
-    """The tables beside the stage's own, each as a version that has it as its table."""
+    """Return the stage's side tables, each as a manifest with it as the main table."""
     if not manifest.side_tables:
         return ()
-    only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "beside": stage_of(manifest)}
+    only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "owner_stage": stage_of(manifest)}
     return tuple(
         SideManifest(
-            **only | {"stage": table_name(manifest.stage, name), "name": name, "table": each.table, "ssts": each.ssts}
+            **only | {"stage": table_name(manifest.stage, name), "name": name, "table": side.table, "ssts": side.ssts}
         )
-        for name, each in manifest.side_tables.items()
+        for name, side in manifest.side_tables.items()
     )
 
 
 def table_of(manifest: Manifest, table: str) -> Manifest:
-    """A version as `tables_of` gives it of one table; without a table where the stage has none of this name."""
+    """Return the version with one table as the main table (see `tables_of`); with no table if no table has the name."""
     if table == manifest.stage:
         return manifest
-    found = next((each for each in side_manifests(manifest) if each.stage == table), None)
-    return replace(manifest, stage=table, table=None, ssts=(), side_tables={}) if found is None else found
+    side = next((candidate for candidate in side_manifests(manifest) if candidate.stage == table), None)
+    return replace(manifest, stage=table, table=None, ssts=(), side_tables={}) if side is None else side
 
 
 class Rejected(NamedTuple):
     """Numbers of records that a stage rejected."""
 
     rows: int
-    """By this version."""
     total: int
-    """Since it began."""
     waiting: int
-    """Of all, those that were not retried."""
+    """Rejected records that were not retried."""
 
 
 def rejected_of(manifest: Manifest) -> Rejected:
-    """How many records a stage has rejected at a version."""
-    found = manifest.side_tables.get(REJECTED)
-    return Rejected(found.rows, found.total, found.waiting) if found is not None else Rejected(0, 0, 0)
+    """Return the numbers of records that a stage has rejected at a version."""
+    side = manifest.side_tables.get(REJECTED)
+    return Rejected(side.rows, side.total, side.waiting) if side is not None else Rejected(0, 0, 0)
 
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
-    """The SSTs of all of its tables."""
-    return (*manifest.ssts, *(sst for each in manifest.side_tables.values() for sst in each.ssts))
+    """Return the SSTs of all tables of a version."""
+    return (*manifest.ssts, *(sst for side in manifest.side_tables.values() for sst in side.ssts))
 
 
 def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
-    """The manifest with each SST of its tables changed; without those for which `change` gives None."""
+    """Return the manifest with `change` applied to each SST of its tables; None removes the SST."""
 
     def changed(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-        return tuple(made for made in map(change, ssts) if made is not None)
+        return tuple(sst for sst in map(change, ssts) if sst is not None)
 
-    others = {name: replace(each, ssts=changed(each.ssts)) for name, each in manifest.side_tables.items()}
-    return replace(manifest, ssts=changed(manifest.ssts), side_tables=others)
+    sides = {name: replace(side, ssts=changed(side.ssts)) for name, side in manifest.side_tables.items()}
+    return replace(manifest, ssts=changed(manifest.ssts), side_tables=sides)
 
 
 def without_ssts(manifest: Manifest) -> Manifest:
-    """The manifest with its tables as they are declared, and nothing in them."""
+    """Return the manifest with its tables as declared, and no SSTs."""
     return each_sst(manifest, lambda _sst: None)

@@ -32,7 +32,7 @@ def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
         (network(a=" > c", b=" > c"), "expected one stage that writes channel 'c', found 2"),
         (
             network(a=" > c", b="c back > d", d="d > back", e="d > ", f="c > "),
-            "expected no stage in or behind a circle of channels, found 'b', 'd', 'e'",
+            "expected no stage in or after a cycle of channels, found 'b', 'd', 'e'",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: st
         (("forget", "flights", "carriers", "C1"), 2, "hint: write flights/carriers C1"),
         (("forget", "flights/carriers"), 2, "hint: write flights/carriers KEY"),
         (("verify", "flights/carriers", "C1"), 2, "--forgotten goes with a key"),
-        (("query", "flights", "FROM 'x.parquet'"), 1, "a query sees the app's tables only"),
+        (("query", "flights", "FROM 'x.parquet'"), 1, "a query can read the app's tables only"),
         (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
     ],
 )
@@ -112,7 +112,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_dev_down_names_the_folder_without_servers(tmp_path: Path) -> None:
-    assert done("dev", "down") == f"no server of {tmp_path}/.slackwater runs; --folder names another\n"
+    assert (
+        done("dev", "down")
+        == f"no development server of {tmp_path}/.slackwater is running; --folder names another folder\n"
+    )
 
 
 def test_log_tells_no_work_of_versions_that_read_nothing() -> None:
@@ -132,5 +135,5 @@ def test_status_of_a_clone_names_the_topic_that_it_reads(app: FlightsApp) -> Non
 
 def test_gc_without_rules_does_not_speak_of_retention_as_a_rule() -> None:
     said = done("gc", "flights", "--dry-run")
-    assert "that no rule lets go" in said
+    assert "that no rule expires" in said
     assert " retention," not in said

@@ -138,11 +138,11 @@ CASES: dict[str, tuple[Callable[[], FlightsApp], tuple[str, ...], str]] = {
         ("compact", "flights", "--full", "--stage", "carriers"),
         "done already: nothing to merge in flights; merged carriers by v",
     ),
-    "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights is what it was at flights@good"),
+    "rewind": (gone_on, ("rewind", "flights@good"), "done already: flights has the state of flights@good"),
     "reset": (
         app_of,
         ("reset", "flights", "--topic", "flights", "--shift-by", "-2"),
-        "done already: flights reads on there",
+        "done already: flights continues at these offsets",
     ),
     "edit": (
         app_of,

@@ -141,7 +141,7 @@ def test_no_secret_is_said_of_an_endpoint_that_is_none(endpoint: str, monkeypatc
     ],
 )
 def test_no_secret_is_said_of_a_store_root_that_has_one(root: str) -> None:
-    with pytest.raises(SlackwaterError, match="has a user or a key before '@'") as caught:
+    with pytest.raises(SlackwaterError, match="has credentials before '@'") as caught:
         open_store(root)
     tells_nothing(everything_said(caught.value))
     for words in (["status", "--store", root], ["--debug", "query", "app", "SELECT 1", "--store", root]):

@@ -76,9 +76,8 @@ def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(
     for verb, rest in words.items():
         said = slackwater(verb, *rest)
         assert said.exit_code == 0, said.output
-        assert (
-            f"note: {rest[0]}: history was thinned out by gc there; answering with the moment {shown}, " in said.stderr
-        )
+        note = f"note: gc has thinned out the history at {rest[0]}; using the nearest kept moment, {shown}, "
+        assert note in said.stderr
         found = json.loads(done(verb, *rest, "--json"))
         assert (found["source"] if verb == "clone" else found)["thinned_out"] == expected
 
@@ -98,12 +97,12 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     assert said.exit_code == 0, said.output
     begins = from_json("bisect", "flights", *where)["begins"]
     assert begins.startswith("flights/")
-    told = f"note: the history of flights before {begins} was thinned out by gc; of that, the moments that are left are"
+    told = f"note: gc has thinned out the history of flights before {begins}; only the kept moments are searched"
     assert told in said.stderr
     early = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 75")
     assert early.exit_code == 2
     assert early.stdout.startswith("the first bad commit of flights is one of carriers@v")
-    assert "the versions in between were thinned out by gc" in early.stdout
+    assert "gc has removed the versions in between" in early.stdout
     good, bad = (line.split()[2] for line in early.stdout.splitlines() if line.startswith("  slackwater query"))
     for ref, expected in ((good, 0), (bad, 1)):
         rows = from_json("query", ref, "SELECT 1 FROM carriers HAVING sum(flights) > 75")["rows"]

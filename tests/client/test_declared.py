@@ -16,7 +16,7 @@ from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.declare import ENDPOINTS
 from typer.main import get_command
 
-ROUTES = {each.name: each.asked for each in ENDPOINTS}
+ROUTES = {each.name: each.parameters for each in ENDPOINTS}
 METHODS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "diff": (DiffOptions, (Moment.diff, StoredApp.diff, ServedApp.diff, ServedMoment.diff)),
     "bisect": (SearchOptions, (StoredApp.bisect, ServedApp.bisect)),
@@ -30,7 +30,7 @@ def test_a_declared_parameter_is_everywhere(question: str) -> None:
     for method in methods:
         assert names <= inspect.signature(method).parameters.keys()
         assert all(f"    {name}: " in method.__doc__ for name in names)
-    for asked in (ROUTES[question], TOOLS[question].asked):
+    for asked in (ROUTES[question], TOOLS[question].parameters):
         assert names <= {*asked.__struct_fields__}
 
 

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
     "forget of a dict": (lambda app: app.forget({"carriers": "C1"}), "forget(): keys has 'carriers': 'C1'"),
     "forget of two": (
         lambda app: app.forget({"carriers": ["C1"]}, "C1"),
-        "the second argument is the key of one table",
+        "with a key as the second argument",
     ),
     "snapshot": (lambda app: app.snapshot(5), "snapshot(): name is 5; expected str"),
     "clone": (
@@ -119,7 +119,7 @@ def test_a_wrong_type_is_a_sentence(app: StoredApp, name: str) -> None:
 
 
 def test_a_decorator_without_parentheses_is_a_sentence() -> None:
-    with pytest.raises(Usage, match=r"^@app\.stage stands above 'rows' without parentheses") as caught:
+    with pytest.raises(Usage, match=r"^@app\.stage is used without parentheses above 'rows'") as caught:
 
         @sw.App("a").stage  # type: ignore[call-arg,arg-type]
         def rows(messages: Any) -> Any:

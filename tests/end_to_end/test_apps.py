@@ -132,7 +132,7 @@ def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
     ("variant", "said"),
     [
         ("changed key", "key columns are \\(branch\\)"),
-        ("changed value type", "column .balance. is double now, and what is stored is int64"),
+        ("changed value type", "column .balance. is now double, but stored values are int64"),
         ("streaming aggregation", "streaming Aggregate"),
         ("two uses of the stream", "2 times"),
     ],
@@ -166,9 +166,7 @@ def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> N
     booked.send(10)
     with pytest.raises(Refused, match="the branch is closed"):
         booked.catch_up(variant="fails on a row")
-    with pytest.raises(
-        Refused, match="stage 'accounts' stopped: a Python worker of Spark's crashed: Segmentation fault"
-    ):
+    with pytest.raises(Refused, match="stage 'accounts' stopped: a Python worker of Spark crashed: Segmentation fault"):
         booked.catch_up(variant="crashes")
     booked.catch_up()
     booked.check_tables()

@@ -301,13 +301,16 @@ def one_stage(function: object, **declared: object) -> sw.App:
         (lambda t: t.withWatermark("value", "1 hour"), "value.*TIMESTAMP"),
         (lambda t: t.withWatermark("nothing", "1 hour"), "nothing"),
         (lambda t: t.withWatermark("timestamp", "soon"), "soon"),
-        (lambda t: t.withWatermark("timestamp", "1 hour").select("key"), "'timestamp', which the rows .* do not have"),
-        (lambda t: t.withWatermark("timestamp", "1 hour"), "has not a window"),
-        (lambda t: t, "has not a watermark"),
+        (
+            lambda t: t.withWatermark("timestamp", "1 hour").select("key"),
+            "'timestamp', which its returned rows do not have",
+        ),
+        (lambda t: t.withWatermark("timestamp", "1 hour"), "lacks a window"),
+        (lambda t: t, "lacks a watermark"),
     ],
 )
 def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: object, said: str) -> None:
-    late = {"event_time": sw.event_time(late=sw.repartition("late", "key"))} if "has not" in said else {}
+    late = {"event_time": sw.event_time(late=sw.repartition("late", "key"))} if "lacks" in said else {}
     spark = SparkSession.getActiveSession()
     assert spark is not None
     with pytest.raises(Refused, match=said) as refused:
@@ -358,10 +361,10 @@ TWO_DAYS = sw.table(ttl="2 days")
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ({}, "does not emit sessions when they have ended: nobody could take back one"),
-        ({"writes": ()}, "does not emit sessions when they have ended"),
-        ({"event_time": sw.event_time(emits="final"), "key": "s"}, "'s' in its key, and nothing else"),
-        ({"event_time": sw.event_time(emits="final"), "key": ["key", "s", "s2"]}, "'s' in its key, and 's2'"),
+        ({}, "emits sessions before they have ended. An emitted session could not be withdrawn"),
+        ({"writes": ()}, "emits sessions before they have ended"),
+        ({"event_time": sw.event_time(emits="final"), "key": "s"}, "'s' in its key, and no other column"),
+        ({"event_time": sw.event_time(emits="final"), "key": ["key", "s", "s2"]}, "'s' in its key, and also 's2'"),
     ],
 )
 def test_sessions_that_could_not_be_final_are_refused_in_a_sentence(declared: dict[str, Any], said: str) -> None:
@@ -386,7 +389,7 @@ def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
         state=sw.aggregate(n=sw.count()),
         event_time=sw.event_time(emits="final"),
     )
-    with pytest.raises(Refused, match="rows that fall due and no watermark that would pass their time"):
+    with pytest.raises(Refused, match="rows that fall due at the watermark, but no watermark"):
         shapes(app, spark)
 
 
@@ -415,7 +418,7 @@ def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
     assert (shape.watermarks, shape.timed) == ((first,), {"t"})
     (shape,) = shapes(one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark).values()
     assert shape.watermarks == (Watermark(("timestamp",), 3_600_000, ("t", "u")),)
-    with pytest.raises(Refused, match="unites DataFrames that have watermarks"):
+    with pytest.raises(Refused, match="makes a union of DataFrames with watermarks"):
         shapes(one_stage(lambda t, u: t.unionByName(each(t, u)[1]), **two), spark)
     named = shapes(rain("rain", "readings"), spark)
     assert {name: shape.timed for name, shape in named.items()} == {"readings": {"readings"}, "hours": {"by-station"}}

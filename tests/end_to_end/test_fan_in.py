@@ -48,7 +48,7 @@ def test_a_diamond_counts_every_record_once_and_knows_where_each_input_stands(di
     ("variant", "error", "said"),
     [
         ("stream-stream join", Refused, "uses a Join of two streams"),
-        ("an input unused", Refused, "reads 'credited', but nothing it returns comes from there"),
+        ("an input unused", Refused, "reads 'credited', but does not use it in what it returns"),
         ("other type", Usage, "key column 'branch' is int32 in 'debited', string in 'credited'"),
         ("other key", Usage, r"keyed differently: 'debited' by \(branch\), 'credited' by \(account\)"),
     ],

@@ -60,7 +60,7 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
 
     with pytest.raises(Refused, match=r"state is aggregate.* was stored as") as refused:
         ledger.catch_up(variant="migrated")
-    assert f"slackwater migrate ledger.py --app {ledger.app} (--dry-run only looks)" in refused.value.hint
+    assert f"slackwater migrate ledger.py --app {ledger.app} (preview: --dry-run)" in refused.value.hint
     assert "+ since = count()" in refused.value.hint
     before = {stage: history.head(store, ledger.app, stage) for stage in history.list_stages(store, ledger.app)}
     looked = migrate(ledger, "migrated", monkeypatch, RENAMES, dry_run=True)
@@ -96,7 +96,9 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
     ledger.send(40)
     ledger.catch_up("entries", "accounts", variant=between)
     renamed, stages = "migrated, under other names", {"accounts": "books", "branches": "offices"}
-    with pytest.raises(Refused, match="has the stage 'branches', which this program has not; 'offices'") as refused:
+    with pytest.raises(
+        Refused, match="has the stage 'branches', which this program lacks; the program's new stage 'offices'"
+    ) as refused:
         ledger.catch_up(variant=renamed)
     assert "--rename-stage branches=offices --rename-stage accounts=books" in refused.value.hint
     done = migrate(ledger, renamed, monkeypatch, {}, stages=stages)

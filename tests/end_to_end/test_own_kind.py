@@ -47,7 +47,7 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
     bad = json.dumps({"account": "a1", "branch": 1, "amount": None}).encode()
     huge = json.dumps({"account": "a2", "branch": 1, "amount": 10**9}).encode()
     app.send(600, raw=(bad, huge))
-    app.catch_up(max_records=150)
+    app.catch_up(max_records=300)
     assert app.tops() == app.expected(3)
     assert [row["message"] for row in app.table("tops_rejected").to_pylist()] == ["a record has no amount"]
     # Of what it emits, each row came to the stage that reads it.
@@ -95,7 +95,7 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
     bad = json.dumps({"seq": 602, "account": "a1", "branch": 1, "amount": None}).encode()
     huge = json.dumps({"seq": 601, "account": "a2", "branch": 1, "amount": 10**9}).encode()
     app.send(600, raw=(bad, huge))
-    app.catch_up(max_records=150)
+    app.catch_up(max_records=300)
     every: dict[str, list[dict[str, int]]] = defaultdict(list)
     for row in app.raw().to_pylist():
         if row["amount"] is not None:

@@ -69,7 +69,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Said at once, and not after five seconds.
-    monkeypatch.setattr(rejecter, "_SAID_S", 0.0)
+    monkeypatch.setattr(rejecter, "_LOG_INTERVAL_S", 0.0)
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
     monkeypatch.setattr(runner, "tracing_of", lambda: Tracing(provider))
@@ -89,7 +89,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     bank.catch_up()
     assert bank.balances() == expected
     bank.verify(bank.app)
-    assert "stage 'moves': a batch fails for some of its records, which are looked for: 3 found" in caplog.text
+    assert "stage 'moves': a batch fails; searching for the records that cause it: 3 found" in caplog.text
     found = bank.rejected("moves")
     assert sorted(json.loads(row["value"])["amount"] for row in found) == ["", "1e", "ten"]
     assert {(row["error"], row["topic"], row["attempts"]) for row in found} == {

@@ -82,7 +82,7 @@ def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Clien
     for what in ("at/now/stages", "timeline", "log", "rejected", "operations", "cost"):
         found = ask.token(token, f"/apps/flights/{what}")
         assert (found.status, found.json["error"]) == (403, "Denied")
-        assert "may read carriers only" in found.json["message"]
+        assert "may read only carriers" in found.json["message"]
         assert "--table" in found.json["hint"]
     assert ask.token(everything, "/me").json["hidden"] == []
     assert "hidden" not in ask.token(everything, "/apps/flights").json
@@ -118,7 +118,7 @@ def test_the_open_stream_of_a_token_that_is_removed_ends_and_says_why(
         rest = at.read().decode()
         assert time.monotonic() - began_s < 5  # one second, and what a machine that does other work takes
         assert "event: error" in rest
-        assert "nobody is known by this token" in rest
+        assert "the token or certificate is unknown" in rest
         eventually(lambda: "commits ended" in caplog.text, "a line for the end of the stream")
     (line,) = [each.getMessage() for each in caplog.records if "commits ended" in each.getMessage()]
     assert msgspec.json.decode(line)["rows"] == 1
@@ -178,7 +178,7 @@ def test_on_any_other_everybody_does(host: str) -> None:
 
 
 def test_certificates_of_clients_want_tls(client: Client) -> None:
-    with pytest.raises(Usage, match="goes with TLS"):
+    with pytest.raises(Usage, match="client-ca needs TLS"):
         ServeInstance(client, Listening(client_ca=Path("ca.pem")), ServeOptions())
 
 

@@ -20,7 +20,7 @@ def test_a_route_is_in_the_document_and_on_the_page(endpoint: Endpoint) -> None:
     told = {each["name"] for each in operation["parameters"]}
     if endpoint.method == "POST":
         told |= {*operation["requestBody"]["content"]["application/json"]["schema"]["properties"]}
-    assert told == set(endpoint.asked.__struct_fields__)
+    assert told == set(endpoint.parameters.__struct_fields__)
     assert all(each["description"] for each in operation["parameters"] if each["schema"])
     assert endpoint.path in PAGE.read_text()
 

@@ -110,7 +110,7 @@ def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: 
     ask = own(Listening(needs_tokens=True))
     with client_of(app) as client:
         token = client.add_token("reader", ["flights"]).data["token"]  # type: ignore[index]
-    with sw.open(ask.url) as opened, pytest.raises(Forbidden, match="token is needed"):
+    with sw.open(ask.url) as opened, pytest.raises(Forbidden, match="token is required"):
         _ = opened.apps
     with sw.open(ask.url, token=token) as opened:
         assert opened.apps == ("flights",)
@@ -139,7 +139,7 @@ def test_the_rest_of_what_a_server_offers_is_the_same(client: Client, server: Se
     assert repr(theirs.operations()) == repr(mine.operations())
     assert theirs.rejected() == mine.rejected()
     assert theirs.stages(theirs.at("~2"))["stages"] == encoded_again(mine.stages(mine.at("~2"))["stages"])
-    with pytest.raises(Refused, match="without the program"):
+    with pytest.raises(Refused, match="started without its program"):
         theirs.replay("carriers", 3)
 
 

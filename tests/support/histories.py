@@ -137,7 +137,7 @@ class Kafka:
         if (ends := self.ends(topic)) is None:
             raise NotFound("topic", topic, self.topics)
         if are_two(topic_id, self.topic_id(topic)):
-            raise AnotherTopic(f"topic {topic!r} is another one than was read then")
+            raise AnotherTopic(f"topic {topic!r} was deleted and created again since it was read")
         starts = self.earliest.get(topic, (0,) * len(ends))
         held = zip(starts, offsets, ends, strict=True)
         if len(ends) != len(offsets) or not all(start <= offset <= end for start, offset, end in held):

@@ -1,1 +1,1 @@
-"""A page as a file, and a result in a notebook: HTML and Markdown."""
+"""Renderers of pages and results: HTML for files and notebooks, and Markdown."""

@@ -1,7 +1,6 @@
-"""A document as one HTML file: no script, nothing loaded, and a policy that tells browsers so.
+"""Renderer of a document as one HTML file: no script, no external resources, and a policy that forbids both.
 
-All text goes through `_escaped`, and nothing else writes text. So a payload with markup, control characters, or marks
-that turn the direction of writing is shown as what it is.
+All text goes through `_escaped`, so a payload with markup, control characters or bidirectional marks is shown as text.
 """
 
 import html
@@ -18,7 +17,7 @@ _NUMBER = ("", ' class="number"')
 
 
 def render(page: Page) -> str:
-    """The file's text: `page.html`, whose style sheet has no `url`, no `@import`, and nothing of a user's."""
+    """Return a page as an HTML file, by `page.html`, whose style sheet has no `url` and no `@import`."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     sections = ""
     for section in page.sections:
@@ -34,7 +33,7 @@ def render(page: Page) -> str:
 
 
 def notebook(blocks: Iterable[Block]) -> str:
-    """Blocks as part of somebody's page, without a style of their own."""
+    """Return blocks as HTML for a notebook, without a style of their own."""
     return f"<div>{''.join(map(_block, blocks))}</div>"
 
 
@@ -45,22 +44,22 @@ def _block(block: Block) -> str:
         case document.Remark(line):
             return f'<p class="aside">{_line(line)}</p>'
         case TableBlock():
-            return _wide(f"<table>{''.join(_rows(block))}</table>")
+            return _scrollable(f"<table>{''.join(_rows(block))}</table>")
         case document.Facts(rows):
             return f"<dl>{''.join(f'<dt>{_span(name)}</dt><dd>{_line(line)}</dd>' for name, line in rows)}</dl>"
         case document.Listing(text):
             lines = "\n".join(map(_escaped, text.split("\n")))
             return f"<pre>{lines}</pre>"
         case Timeline():
-            return _wide(draw(block))
+            return _scrollable(draw(block))
         case "":
             return ""
         case _:
             return f"<p>{_line(block)}</p>"
 
 
-def _wide(markup: str) -> str:
-    """What may be wider than the window: it scrolls by itself, also by the keyboard."""
+def _scrollable(markup: str) -> str:
+    """Wrap an element that may be wider than the window, to scroll by itself, also by keyboard."""
     return f'<div class="wide" tabindex="0">{markup}</div>'
 
 

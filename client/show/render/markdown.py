@@ -1,4 +1,4 @@
-"""A document as Markdown of GitHub's kind, for a pull request. Pictures are left out; their tables say the same."""
+"""Renderer of a document as GitHub Markdown, for a pull request. Pictures are omitted; tables have their content."""
 
 import re
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from ..document import Block, Cell, Page, Span, TableBlock, spans, words
 from ..picture import Timeline
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
-"""ASCII's punctuation: any of it may begin markup somewhere."""
+"""ASCII punctuation, which may begin markup."""
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~&$@]")
-"""What may begin markup within words of ours."""
+"""Characters that may begin markup within plain words."""
 
 
 def render(page: Page) -> str:
-    """The file's text."""
+    """Return a page as Markdown."""
     parts = [f"## {_line(page.sentence)}", *_block(page.facts)]
     for section in page.sections:
         parts += (f"### {_words(section.title)}", *(text for block in section.blocks for text in _block(block)))
@@ -35,7 +35,7 @@ def _block(block: Block) -> Iterator[str]:
             yield "\n".join(f"- {_span(name)}: {_line(line)}" for name, line in rows)
         case document.Listing(text):
             lines = [*map(printable, text.split("\n"))]
-            # A fence ends a listing when it is as long as the one that began it.
+            # The fence must be longer than any run of backticks in the text.
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             yield "\n".join((fence, *lines, fence))
         case Timeline() | "":
@@ -63,16 +63,16 @@ def _span(span: Span) -> str:
 
 
 def _code(text: str) -> str:
-    """In the font of code. What would end it, or a table's cell, is written as HTML writes it."""
+    """Format text as code; characters that would end the code or a table cell become HTML entities."""
     text = printable(text)
     if text and text == text.strip() and not re.search(r"[`|\\]", text):
         return f"`{text}`"
-    return f"<code>{_MARKUP.sub(_reference, text)}</code>"
+    return f"<code>{_MARKUP.sub(_html_entity, text)}</code>"
 
 
 def _words(text: str) -> str:
-    return _SPECIAL.sub(_reference, printable(text))
+    return _SPECIAL.sub(_html_entity, printable(text))
 
 
-def _reference(found: re.Match[str]) -> str:
-    return f"&#{ord(found[0])};"
+def _html_entity(match: re.Match[str]) -> str:
+    return f"&#{ord(match[0])};"

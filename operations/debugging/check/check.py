@@ -121,7 +121,7 @@ class FunctionRows:
             until_done.enter_context(with_settings(spark, settings))
             if nondeterministic.python:
                 feeds = [plan_of(frame_in) for frame_in in rerun.inputs]
-                until_done.enter_context(workers_at(frame, feeds, at_ms, others=arrangement.elsewhere))
+                until_done.enter_context(workers_at(frame, feeds, at_ms, separate=arrangement.elsewhere))
             return (at_time(frame, at_ms) if nondeterministic.clocks else frame).toArrow()
 
     @contextmanager

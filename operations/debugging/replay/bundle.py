@@ -281,7 +281,7 @@ def _index(archive: zipfile.ZipFile) -> Index:
     if index is None:
         raise ValueError(f"its format is {format_found}; formats are counted from 1")
     for problem in checks.relations(index.after):
-        raise ValueError(f"in its {_INDEX}, {problem.field} is {problem.found!r:.200}; expected {problem.expected}")
+        raise ValueError(f"in its {_INDEX}, {problem.field} is {problem.actual!r:.200}; expected {problem.expected}")
     return index
 
 

@@ -1,6 +1,5 @@
-"""State as Iceberg tables without a copy: metadata that points at SSTs, kept by pins for as long as it does.
+"""State as Iceberg tables without a copy: Iceberg metadata that points at SSTs, which pins keep from deletion.
 
-What a version shows is decided below, in `store/read`; here lives what Iceberg's format wants of it: schemas, position
-deletes, manifests, the table's metadata and its commit. pyiceberg is imported in this room and nowhere else; it comes
-with the extra `iceberg`.
+`store/read` decides which rows a version shows. This package has what Iceberg's format adds: schemas, position
+deletes, manifests, table metadata and its commit. Only this package imports pyiceberg, from the extra `iceberg`.
 """

@@ -1,9 +1,8 @@
-"""The tables of a cut as Iceberg tables: what each would become, a pin that keeps it, one commit a table.
+"""Export of the tables of a cut as Iceberg tables: a plan for each table, a pin of the cut, a commit for each table.
 
-In this order, so that whoever dies has broken nothing and the same call finishes it: the cut is pinned before anything
-points at its SSTs, and a pin is removed when no table names it any more. A table's metadata names, of each snapshot
-that it still has, the pin that keeps what that points at. A table in which nothing changed gets no snapshot; it is only
-told the newer pin when its own is old, so that it does not keep old versions of all the others.
+The order makes the export resumable: the cut is pinned before metadata points at its SSTs, and a pin is removed when no
+table names it any more. A table's metadata names the pin of each of its snapshots. An unchanged table gets no new
+snapshot; its newest snapshot gets the newer pin once its own is old, so that old versions can be collected.
 """
 
 import zlib
@@ -39,57 +38,57 @@ from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWN, SWEEP_MS, Head, IcebergTable, Snapshotted
 
 KEEP_MS = HOUR_MS
-"""How long a snapshot stays readable that another has replaced."""
+"""Time for which a replaced snapshot stays readable."""
 _TRIES = 20
-"""Commits that others win before this gives up."""
+"""Maximum number of attempts to commit against concurrent writers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenTable:
-    """What became of one table."""
+    """Result of exporting one table."""
 
     name: str
     location: str
-    """The Iceberg table's, as readers are given it."""
+    """Address of the Iceberg table for readers."""
     version: int
-    """The stage's, which it shows."""
+    """Version of the stage that the table shows."""
     rows: int
-    """That it shows."""
+    """Number of visible rows."""
     files: int
-    """Data files."""
+    """Number of data files."""
     bytes: int
-    """Of these: what it points at."""
+    """Total size of the data files."""
     hidden: int
-    """Rows of the data files that its position deletes take away."""
+    """Rows of the data files that position deletes remove."""
     snapshot: int
-    """The id of the Iceberg snapshot."""
+    """Id of the Iceberg snapshot."""
     moved: bool
-    """Whether that is a new one."""
+    """True if the snapshot is new."""
     written_bytes: int
-    """That were written for it now."""
+    """Bytes written by this export."""
     copied: int
-    """Data files that are copies: SSTs from before a migration that Iceberg has no words for."""
+    """Data files that are copies: SSTs from before a migration that Iceberg cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a table is to become."""
+    """Planned state of a table."""
 
     table: IcebergTable
     manifest: Manifest
     head: Head | None
-    wanted: Snapshotted
-    """Its copies have no size yet, unless they are there."""
+    snapshot: Snapshotted
+    """The planned snapshot; copies that are not written yet have no size."""
     copies: Mapping[str, tuple[Sst, Reading | None]]
-    """By address: the data files that are rows of an SST written anew, and how that is read."""
+    """By address, the data files that are copies: the SST, and how to read its rows."""
     rows: int
-    """That it shows."""
+    """Number of visible rows."""
     moved: bool
-    """Whether the newest snapshot that is there is another one."""
+    """True if a new snapshot is needed."""
 
     @property
     def pinned_by(self) -> str:
-        """The pin of the newest snapshot that is there; empty for none."""
+        """Pin of the table's newest snapshot; empty without one."""
         if self.head is None or self.head.snapshot is None:
             return ""
         return self.head.pins.get(self.head.snapshot.snapshot_id, "")
@@ -97,26 +96,26 @@ class _Plan:
 
 @dataclass
 class IcebergExport:
-    """Writes moments of an app as Iceberg tables under a root; used again, it reads again only what is new."""
+    """Writes moments of an app as Iceberg tables under a root. Later calls reuse what was read."""
 
     store: ObjectStore
     cache: SstCache
     target: ObjectStore
-    """The root: each table has a folder there, by its name."""
+    """The root, with a folder for each table, named after it."""
     by: str
-    """user@host, whom the pins are by."""
+    """user@host, recorded in the pins."""
     keep_ms: int = KEEP_MS
-    """So long a snapshot stays that another has replaced, for who reads it still."""
+    """Time for which a replaced snapshot stays, for queries that still read it."""
     _tables: dict[str, IcebergTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._prefix = f"iceberg-{zlib.crc32(self.target.url.encode()):08x}-"
 
     def write(self, cut: Cut, now_ms: int, *, only: Collection[str] = ()) -> tuple[WrittenTable, ...]:
-        """Let the tables of a cut, or some, be what Iceberg's readers see; the SSTs stay where they are.
+        """Publish the tables of a cut, or those in `only`, to Iceberg readers. SSTs are not copied or moved.
 
-        Raises `NotFound` (there is no such table; or the cut was collected meanwhile), `Refused` (a table cannot be
-        said in Iceberg, or its folder is somebody else's), and `Unavailable`: the same call finishes it.
+        Raises `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express
+        a table, or its folder belongs to another app) and `Unavailable`: repeating the call completes the export.
         """
         named = having(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
@@ -129,8 +128,8 @@ class IcebergExport:
                     pins.new()
                 done = tuple(self._carry_out(named, plan, pins) for plan in plans)
         except BaseException:
-            with suppress(SlackwaterError):  # the next call finds what is left
-                self._release(cut.app, now_ms, pins.made)
+            with suppress(SlackwaterError):  # the next call removes remaining pins
+                self._release(cut.app, now_ms, pins.new_name)
             raise
         self._release(cut.app, now_ms)
         return done
@@ -142,9 +141,7 @@ class IcebergExport:
         table = self._tables.setdefault(name, IcebergTable(self.target, name))
         head, schema = table.head(), iceberg_schema(name, declared)
         if head is None and apps.find_app(self.target, name) is not None:
-            raise Refused(
-                f"{table.location} is the folder of app {name!r}", hint="choose another folder for the tables"
-            )
+            raise Refused(f"{table.location} is the folder of app {name!r}", hint="export to another folder")
         _check_own(table, head, self._properties(cut.app, name))
         live = table.live(head.snapshot if head is not None else None)
         data: dict[str, DataFile] = {}
@@ -153,9 +150,9 @@ class IcebergExport:
         hidden = hidden_positions(self.store, self.cache, manifest, cut.clock_ms(name))
         for sst, positions in hidden.items():
             at = address(self.store.at(sst.root).url, sst.object)
-            if (how := self._reading(sst, declared)) is not None or sst.unshowable:
+            if (reading := self._reading(sst, declared)) is not None or sst.unshowable:
                 at = f"{table.location}/data/{_copy_name(sst, declared)}"
-                copies[at] = (sst, how)
+                copies[at] = (sst, reading)
             data[at] = live.data[at].data_file if at in live.data else data_file(at, sst.rows, sst.bytes)
             if positions.size:
                 deletes[at] = positions
@@ -165,82 +162,83 @@ class IcebergExport:
             head is None
             or data.keys() != live.data.keys()
             or bool(plan.added)
-            or set(plan.kept) != live.deletes.keys()
+            or set(plan.remaining) != live.deletes.keys()
             or head.metadata.schema().columns != schema.columns
         )
         rows = sum(sst.rows - len(positions) for sst, positions in hidden.items())
         return _Plan(table, manifest, head, Snapshotted(schema, data, plan, shown), copies, rows, moved)
 
     def _reading(self, sst: Sst, table: Table) -> Reading | None:
-        """How an SST is read whose rows have to be written anew; None where it is a data file as it is."""
+        """Return how to read an SST whose rows must be copied; None if the SST can be a data file."""
         if not table.schema:
             return None
         with pq.ParquetFile(self.cache.parquet_path(self.store, sst), memory_map=True) as file:
-            how = check_shape(sst, table, file.schema_arrow, sst.rows)
-        return None if is_read_alike(how) else how
+            reading = check_shape(sst, table, file.schema_arrow, sst.rows)
+        return None if is_read_alike(reading) else reading
 
     def _carry_out(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
-        """Commit what was planned; where another was first, what is to be done then."""
-        table, before = plan.table, plan.table.bytes_written
+        """Commit a plan. After a concurrent commit, plan again and retry."""
+        table, bytes_before = plan.table, plan.table.bytes_written
         for _ in range(_TRIES):
             if (head := self._commit(cut, plan, pins)) is not None:
                 break
             plan = self._plan(cut, table.name)
         else:
             raise Refused(
-                f"{table.location} was changed by others {_TRIES} times meanwhile", hint="let one export at a time run"
+                f"cannot commit to {table.location}: other writers committed first, {_TRIES} times",
+                hint="run one export at a time",
             )
         table.tell(head)
         table.sweep(head)
-        files, snapshot = plan.wanted.data.values(), head.snapshot
+        files, snapshot = plan.snapshot.data.values(), head.snapshot
         return WrittenTable(
             name=table.name,
             location=table.location,
             version=plan.manifest.version,
             rows=plan.rows,
             files=len(files),
-            bytes=sum(each.file_size_in_bytes for each in files),
-            hidden=sum(each.record_count for each in files) - plan.rows,
+            bytes=sum(file.file_size_in_bytes for file in files),
+            hidden=sum(file.record_count for file in files) - plan.rows,
             snapshot=snapshot.snapshot_id if snapshot is not None else 0,
             moved=plan.moved,
-            written_bytes=table.bytes_written - before,
+            written_bytes=table.bytes_written - bytes_before,
             copied=len(plan.copies),
         )
 
     def _commit(self, cut: Cut, plan: _Plan, pins: "_Pins") -> Head | None:
-        """The table's metadata when it is as planned; None where another was first."""
-        table, head, kept, keep_ms = plan.table, plan.head, plan.pinned_by, self.keep_ms
-        if plan.moved or not pins.has(kept):
-            kept = pins.new()
-        elif pins.made and pins.now_ms - _made_ms(kept) > keep_ms:
-            kept = pins.made
+        """Return the table's metadata after the commit; None after a concurrent commit."""
+        table, head, pin_name, keep_ms = plan.table, plan.head, plan.pinned_by, self.keep_ms
+        if plan.moved or not pins.has(pin_name):
+            pin_name = pins.new()
+        elif pins.new_name and pins.now_ms - _pinned_at_ms(pin_name) > keep_ms:
+            pin_name = pins.new_name
         elif head is not None and not head.replaced_before(pins.now_ms - keep_ms):
             return head
-        wanted = None
+        snapshot = None
         if plan.moved:
-            there = table.live(head.snapshot if head is not None else None).data
-            made = {at: self._copy(plan, at) for at in plan.copies.keys() - there.keys()}
-            wanted = replace(plan.wanted, data={**plan.wanted.data, **made})
+            existing = table.live(head.snapshot if head is not None else None).data
+            written_copies = {path: self._copy(plan, path) for path in plan.copies.keys() - existing.keys()}
+            snapshot = replace(plan.snapshot, data={**plan.snapshot.data, **written_copies})
         properties = self._properties(cut.app, table.name)
-        return table.commit(head, pins.now_ms, snapshot=wanted, pin=kept, properties=properties, keep_ms=keep_ms)
+        return table.commit(head, pins.now_ms, snapshot=snapshot, pin=pin_name, properties=properties, keep_ms=keep_ms)
 
     def _properties(self, app: str, name: str) -> dict[str, str]:
-        # Nobody who expires snapshots or drops the table may delete data files: these are SSTs.
+        # The data files are SSTs: expiring snapshots or dropping the table must not delete them.
         own = {"app": app, "store": self.store.url, "table": name}
         return {f"{OWN}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
     def _copy(self, plan: _Plan, at: str) -> DataFile:
-        """Write the rows of an SST with the columns of today, in their order, and values that any reader has."""
-        (sst, how), declared = plan.copies[at], plan.manifest.table
+        """Write the rows of an SST with the current columns, in their order, with values that any reader accepts."""
+        (sst, reading), declared = plan.copies[at], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
         try:
             with pq.ParquetFile(self.cache.parquet_path(self.store, sst), memory_map=True) as file:
-                names = how.stored_names(schema.names) if how is not None else schema.names
+                names = reading.stored_names(schema.names) if reading is not None else schema.names
                 stored = read_groups(file, range(file.num_row_groups), names)
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
-        read = how.read(stored, schema.names) if how is not None else stored
+        read = reading.read(stored, schema.names) if reading is not None else stored
         rows = showable(pa.Table.from_arrays(read.columns, schema=schema))
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
@@ -249,14 +247,14 @@ class IcebergExport:
         return data_file(at, rows.num_rows, len(data))
 
     def _release(self, app: str, now_ms: int, own: str = "") -> None:
-        """Remove the pins that no table names any more: those that are old, as a call may be about to name its own.
+        """Remove old pins that no table names. A new pin may still be needed by a running export.
 
-        Also `own`, the pin of a call that failed, however old it is.
+        Also removes `own`, the pin of a failed call, at any age.
         """
-        old = [name for name in self.pins(app) if name == own or _made_ms(name) <= now_ms - SWEEP_MS]
+        old = [name for name in self.pins(app) if name == own or _pinned_at_ms(name) <= now_ms - SWEEP_MS]
         named: set[str] = set()
         for folder in self.target.list_folders("") if old else ():
-            with suppress(Refused):  # some other table
+            with suppress(Refused):  # another program's table
                 head = IcebergTable(self.target, folder).head()
                 named |= set(head.pins.values()) if head is not None else set()
         for name in old:
@@ -264,53 +262,50 @@ class IcebergExport:
                 remove(self.store, app, name)
 
     def pins(self, app: str) -> list[str]:
-        """The names of the snapshots that keep what tables under the root point at, or may soon. One listing."""
+        """List the names of the snapshots that pin SSTs for the tables under the root. One listing."""
         start = keys.snapshots(app)
         names = (info.key.removeprefix(start).removesuffix(".json") for info in SNAPSHOTS.listed(self.store, app))
         return [name for name in names if name.startswith(self._prefix) and name[len(self._prefix) :].isdecimal()]
 
     def pin_name(self, now_ms: int) -> str:
-        """What a pin that is made now is called."""
+        """Return the name of a pin made at `now_ms`."""
         return f"{self._prefix}{now_ms}"
 
 
 class _Pins:
-    """The snapshots that keep what a root's tables point at, while a cut is exported."""
+    """Pins of a root's tables during the export of a cut."""
 
     def __init__(self, export: IcebergExport, cut: Cut, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.made = ""
-        """The one for the cut, once there is one."""
+        self.new_name = ""
+        """Name of the cut's pin; empty before it is created."""
         self._export, self._cut = export, cut
         self._known = set(export.pins(cut.app))
 
     def has(self, name: str) -> bool:
-        """Whether there is one of this name."""
         return name in self._known
 
     def new(self) -> str:
-        """The name of one that keeps the cut."""
-        if not self.made:
+        """Pin the cut on the first call. Return the pin's name."""
+        if not self.new_name:
             export, names = self._export, map(self._export.pin_name, count(self.now_ms))
-            name = next(each for each in names if each not in self._known)
+            name = next(candidate for candidate in names if candidate not in self._known)
             pin(export.store, self._cut, name, by=f"{export.by}, export --iceberg {export.target.url}")
             self._known.add(name)
-            self.made = name
-        return self.made
+            self.new_name = name
+        return self.new_name
 
 
-def _made_ms(name: str) -> int:
+def _pinned_at_ms(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
 def _check_own(table: IcebergTable, head: Head | None, expected: Mapping[str, str]) -> None:
-    found = head.metadata.properties if head is not None else expected
-    if any(found.get(name) != value for name, value in expected.items() if name.startswith(OWN)):
-        own = [found.get(f"{OWN}{each}") for each in ("app", "table", "store")]
-        what = "{}, table {}, under {}".format(*own) if all(own) else "somebody else's"
-        raise Refused(
-            f"{table.location} is another Iceberg table already: {what}", hint="choose another folder for this app's"
-        )
+    actual = head.metadata.properties if head is not None else expected
+    if any(actual.get(name) != value for name, value in expected.items() if name.startswith(OWN)):
+        own = [actual.get(f"{OWN}{key}") for key in ("app", "table", "store")]
+        owner = "app {}, table {}, in {}".format(*own) if all(own) else "not slackwater's"
+        raise Refused(f"{table.location} is already another Iceberg table ({owner})", hint="export to another folder")
 
 
 def _copy_name(sst: Sst, table: Table) -> str:

@@ -1,13 +1,12 @@
-"""Iceberg's own files in an object store: where they lie, how readers address them, and pyiceberg's writers over bytes.
+"""Iceberg's own files in an object store: their addresses, and pyiceberg's readers and writers over bytes in memory.
 
-pyiceberg writes and reads manifests and their lists; here they pass through memory, and the store puts and gets them,
-so that retries, credentials and tests are the same as for all other objects.
+pyiceberg encodes and decodes manifests and manifest lists in memory, and the store puts and gets the bytes: retries,
+credentials and tests are those of all other objects.
 
-Here too: a table's columns as an Iceberg schema, and which of its SSTs Iceberg's readers read by it as we do. Column
-ids are the same in both: Iceberg finds a column by the field id in the file, as `sst.evolution` does. So what was
-renamed, removed, added without a default, or widened as Iceberg widens needs nothing. Of an SST that lacks a column
-with a default, or has a decimal of another scale, the rows are written anew, in their order: format v2 has no words for
-that.
+This module also maps a table's columns to an Iceberg schema, and decides which SSTs Iceberg readers read correctly by
+that schema. Iceberg and `sst.evolution` both find a column by its field id, so most migrations need no copy: renamed
+and removed columns, columns added without a default, and types that Iceberg widens. An SST that lacks a column with a
+default, or has a decimal of another scale, is copied, because format v2 cannot express that.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,48 +40,49 @@ from .hidden import Deletes, bounds
 
 
 def data_schema(table: Table) -> pa.Schema:
-    """The columns that users see, in Arrow's types, with the ids that the table's SSTs carry."""
+    """Return the columns that users see as an Arrow schema, with the field ids of the table's SSTs."""
     fields = sst_schema(table)
     return pa.schema([fields.field(column.name) for column in visible_columns(table)])
 
 
 def iceberg_schema(name: str, table: Table) -> Schema:
-    """The same as Iceberg has it. int8 and int16 are its int; a timestamp with a zone is timestamptz.
+    """Return the columns that users see as an Iceberg schema.
 
-    Raises `Refused` where two columns would be one there: Iceberg writes a struct's field as `struct.field`.
+    int8 and int16 become int; a timestamp with a time zone becomes timestamptz. Raises `Refused` if two columns get the
+    same name: Iceberg names the field of a struct `struct.field`.
     """
     fields = data_schema(table)
-    numbers = list(_ids(pa.struct(fields)))
+    field_ids = list(_ids(pa.struct(fields)))
     try:
-        if len(set(numbers)) != len(numbers):
+        if len(set(field_ids)) != len(field_ids):
             raise ValueError("two of its columns have the same field id")
-        made = pyarrow_to_schema(fields)
-        made.find_field(made.columns[0].name)  # makes the index by name
+        schema = pyarrow_to_schema(fields)
+        schema.find_field(schema.columns[0].name)  # builds the index by name, which raises for duplicates
     except (ValueError, TypeError, ValidationError) as error:
         raise Refused(
             f"table {name!r} cannot be an Iceberg table: {error}", hint="rename one of its columns by a migration"
         ) from error
-    return made
+    return schema
 
 
 def _ids(kind: pa.DataType) -> Iterator[int]:
-    inside: list[pa.Field] = []
+    children: list[pa.Field] = []
     if pa.types.is_struct(kind):
-        inside = [kind.field(place) for place in range(kind.num_fields)]
+        children = [kind.field(place) for place in range(kind.num_fields)]
     elif pa.types.is_list(kind):
-        inside = [kind.value_field]
+        children = [kind.value_field]
     elif pa.types.is_map(kind):
-        inside = [kind.key_field, kind.item_field]
-    for each in inside:
-        yield int(each.metadata[b"PARQUET:field_id"])
-        yield from _ids(each.type)
+        children = [kind.key_field, kind.item_field]
+    for child in children:
+        yield int(child.metadata[b"PARQUET:field_id"])
+        yield from _ids(child.type)
 
 
 def is_read_alike(reading: Reading | None) -> bool:
-    """Whether Iceberg's readers make of such SSTs the rows that we do; None stands for SSTs of the table's columns."""
+    """Return True if Iceberg readers read such SSTs correctly; None stands for SSTs with the table's columns."""
     if reading is None:
         return True
-    return all(_is_found(each) for name, each in reading.sources.items() if not is_internal(name))
+    return all(_is_found(source) for name, source in reading.sources.items() if not is_internal(name))
 
 
 def _is_found(source: ColumnSource) -> bool:
@@ -92,7 +92,7 @@ def _is_found(source: ColumnSource) -> bool:
 
 
 def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether Iceberg reads the one as the other, of types of which every value of the one is one of the other."""
+    """Return True if Iceberg reads values of `was` as `kind`, for types that our migrations widen."""
     types = pa.types
     if types.is_decimal(was):
         return bool(was.scale == kind.scale)
@@ -106,16 +106,16 @@ def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
 
 
 _CODEC: Literal["deflate"] = "deflate"
-"""How Avro's blocks are compressed: the codec that all its readers have."""
+"""Compression of Avro blocks that all Avro readers support."""
 
 
 def address(root: str, key: str) -> str:
-    """An object as readers of Iceberg find it, from the `url` of its store."""
+    """Return the address of an object for Iceberg readers; `root` is its store's `url`."""
     return f"{'file://' if root.startswith('/') else ''}{root}/{key}"
 
 
 class MemoryFile(InputFile, OutputFile):
-    """A file of pyiceberg's whose bytes are here."""
+    """A pyiceberg file in memory."""
 
     def __init__(self, location: str, data: bytes = b"") -> None:
         super().__init__(location)
@@ -125,19 +125,17 @@ class MemoryFile(InputFile, OutputFile):
         return len(self.data)
 
     def exists(self) -> bool:
-        """Whether it is there."""
         return True
 
     def open(self, seekable: bool = True) -> BytesIO:
-        """Its bytes, to be read."""
+        """Return a reader of the bytes."""
         return BytesIO(self.data)
 
     def create(self, overwrite: bool = False) -> BytesIO:
-        """Its bytes, to be written."""
+        """Return a writer that replaces the bytes when closed."""
         return _Sink(self)
 
     def to_input_file(self) -> "MemoryFile":
-        """Itself."""
         return self
 
 
@@ -153,7 +151,7 @@ class _Sink(BytesIO):
 
 
 class _Deletes(ManifestWriterV2):
-    """A manifest of delete files, which pyiceberg reads and does not write."""
+    """Writer of a manifest of delete files. pyiceberg can only read such manifests."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
@@ -164,19 +162,19 @@ class _Deletes(ManifestWriterV2):
 
 
 def data_file(path: str, rows: int, size: int) -> DataFile:
-    """The entry of a Parquet file of rows."""
+    """Return the manifest entry of a Parquet file with rows."""
     return _file(DataFileContent.DATA, path, rows, size)
 
 
 def delete_file(path: str, deletes: Deletes, size: int) -> DataFile:
-    """The entry of a file of position deletes."""
+    """Return the manifest entry of a file of position deletes."""
     lower, upper = bounds(deletes)
     rows = sum(map(len, deletes.values()))
     return _file(DataFileContent.POSITION_DELETES, path, rows, size, lower_bounds=lower, upper_bounds=upper)
 
 
 def _file(content: DataFileContent, path: str, rows: int, size: int, **more: Any) -> DataFile:
-    made = DataFile.from_args(
+    entry = DataFile.from_args(
         content=content,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -185,8 +183,8 @@ def _file(content: DataFileContent, path: str, rows: int, size: int, **more: Any
         file_size_in_bytes=size,
         **more,
     )
-    made.spec_id = UNPARTITIONED_PARTITION_SPEC.spec_id
-    return made
+    entry.spec_id = UNPARTITIONED_PARTITION_SPEC.spec_id
+    return entry
 
 
 def write_manifest(
@@ -199,7 +197,7 @@ def write_manifest(
     existing: Iterable[ManifestEntry],
     removed: Iterable[ManifestEntry],
 ) -> ManifestFile:
-    """A manifest with these files, at least one: those that come, stay and go with the snapshot. For the list."""
+    """Write a manifest of at least one file: added, existing and removed ones. Return its entry for the list."""
     kind = _Deletes if of_deletes else ManifestWriterV2
     with kind(UNPARTITIONED_PARTITION_SPEC, schema, to, snapshot_id, _CODEC) as writer:
         for file in added:
@@ -214,28 +212,27 @@ def write_manifest(
 def write_list(
     to: MemoryFile, snapshot_id: int, parent: int | None, sequence: int, manifests: list[ManifestFile]
 ) -> None:
-    """The list of a snapshot's manifests."""
+    """Write the list of a snapshot's manifests."""
     with write_manifest_list(2, to, snapshot_id, parent, sequence, _CODEC) as writer:
         if manifests:
             writer.add_manifests(manifests)
 
 
 def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
-    """What a manifest list has."""
+    """Return the entries of a manifest list."""
     return read_manifest_list(MemoryFile(path, data))
 
 
 class MemoryFiles:
-    """What pyiceberg asks for files, answered by bytes that are here: as much of its FileIO as it uses to read."""
+    """The part of pyiceberg's FileIO that reading needs, over one file in memory."""
 
     def __init__(self, path: str, data: bytes) -> None:
         self._file = MemoryFile(path, data)
 
     def new_input(self, _location: str) -> MemoryFile:
-        """The file."""
         return self._file
 
 
 def read_manifest(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:
-    """The files that a manifest has, without those that went with it."""
+    """Return the files in a manifest, without removed ones."""
     return manifest.fetch_manifest_entry(MemoryFiles(manifest.manifest_path, data))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Which rows of each SST a version does not show, as positions, and the files of position deletes that say so.
+"""Positions of rows that a version hides in each SST, and the files of position deletes that state them.
 
-A delete file says of any number of data files which of their rows count no more. Files add up, so an increment writes
-what is new. So that they stay few, a new one takes in those that are not larger than itself: as with the runs of an LSM
-tree, a position is then written a number of times that grows as the logarithm of their number.
+A delete file lists hidden rows of any number of data files. Delete files add up, so an increment writes only new
+positions. To bound the number of files, a new file absorbs those that are not larger: as with the runs of an LSM tree,
+each position is rewritten O(log n) times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ from ....store.sst.types import EXPIRES, FIELD_ID
 from ....store.versions.manifest import Manifest, Sst
 
 Positions = npt.NDArray[np.int64]
-"""Of rows in one file, ascending, each once."""
+"""Ascending, distinct row positions in one file."""
 Deletes = Mapping[str, Positions]
-"""By the data file's address, the rows that count no more."""
+"""Hidden rows by the data file's address."""
 
 PATH_ID, POS_ID = 2147483546, 2147483545
 _SCHEMA = pa.schema(
@@ -40,13 +40,13 @@ _NONE = np.empty(0, np.int64)
 
 
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
-    """Of each SST that shows a row by this clock, the rows that are not shown.
+    """Return the hidden rows of each SST that shows at least one row at `clock_ms`.
 
-    They are shadowed by a newer SST, tombstones, or expired.
+    Hidden rows are shadowed by a newer SST, tombstones, or expired.
     """
-    assert manifest.table is not None  # noqa: S101  versions with one are asked about
+    assert manifest.table is not None  # noqa: S101  callers pass versions with a table
     hidden = hidden_rows(store, cache, manifest.ssts, manifest.table)
-    found = {}
+    positions_by_sst = {}
     for sst in manifest.ssts:
         if shows_nothing(sst, clock_ms):
             continue
@@ -55,8 +55,8 @@ def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, cl
             parts.append(_expired(store, cache, sst, manifest, clock_ms))
         positions = np.unique(np.concatenate(parts))
         if len(positions) < sst.rows:
-            found[sst] = positions
-    return found
+            positions_by_sst[sst] = positions
+    return positions_by_sst
 
 
 def _expired(store: ObjectStore, cache: SstCache, sst: Sst, manifest: Manifest, clock_ms: int) -> Positions:
@@ -77,7 +77,7 @@ def _column(path: Path) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A file of position deletes that a snapshot has."""
+    """A file of position deletes in a snapshot."""
 
     path: str
     rows: int
@@ -86,40 +86,41 @@ class DeleteFile:
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """What becomes of the delete files."""
+    """Plan for a table's delete files."""
 
-    kept: tuple[str, ...]
-    """Addresses of those that stay."""
+    remaining: tuple[str, ...]
+    """Addresses of the delete files that stay."""
     added: Deletes
-    """What a new one says; empty for none."""
+    """Contents of a new delete file; empty for none."""
 
 
-def plan_deletes(wanted: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
-    """What a snapshot with just the deletes `wanted`, by all its data files, keeps of these files and has besides.
+def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
+    """Plan which delete files a snapshot keeps and which deletes it adds, so that exactly `expected` is deleted.
 
-    A file goes when it says something that is not so any more, and when most of it is of data files that are gone.
+    `expected` has all data files of the snapshot with hidden rows. A delete file is dropped if it has a delete that is
+    not in `expected`, or if most of its deletes are for dropped data files.
     """
-    kept: list[tuple[int, str, dict[str, Positions]]] = []
-    is_so = _Rows(wanted)
+    kept_files: list[tuple[int, str, dict[str, Positions]]] = []
+    expected_rows = _Rows(expected)
     for file in files:
-        live = {path: rows for path, rows in file.deletes.items() if path in wanted}
-        number = sum(map(len, live.values()))
-        if 2 * number > file.rows and all(is_so.have(path, rows) for path, rows in live.items()):
-            kept.append((number, file.path, live))
-    missing = _Rows(wanted)
-    for _, _, live in kept:
+        live = {path: rows for path, rows in file.deletes.items() if path in expected}
+        num_rows = sum(map(len, live.values()))
+        if 2 * num_rows > file.rows and all(expected_rows.have(path, rows) for path, rows in live.items()):
+            kept_files.append((num_rows, file.path, live))
+    missing = _Rows(expected)
+    for _, _, live in kept_files:
         for path, rows in live.items():
             missing.drop(path, rows)
-    added = missing.left()
-    kept.sort(key=lambda each: each[:2])
-    while added and kept and kept[0][0] <= sum(map(len, added.values())):
-        _, _, live = kept.pop(0)
+    added = missing.nonempty()
+    kept_files.sort(key=lambda file: file[:2])
+    while added and kept_files and kept_files[0][0] <= sum(map(len, added.values())):
+        _, _, live = kept_files.pop(0)
         added |= {path: np.union1d(added.get(path, _NONE), rows) for path, rows in live.items()}
-    return DeletePlan(tuple(path for _, path, _ in kept), added)
+    return DeletePlan(tuple(path for _, path, _ in kept_files), added)
 
 
 class _Rows:
-    """Rows of data files, as a bit for each: to look at as many as there are costs no sorting."""
+    """Rows of data files as bitmaps: look-ups need no sorting."""
 
     def __init__(self, deletes: Deletes) -> None:
         self._bits: dict[str, npt.NDArray[np.bool_]] = {}
@@ -134,12 +135,12 @@ class _Rows:
     def drop(self, path: str, rows: Positions) -> None:
         self._bits[path][rows] = False
 
-    def left(self) -> dict[str, Positions]:
+    def nonempty(self) -> dict[str, Positions]:
         return {path: np.flatnonzero(bits) for path, bits in self._bits.items() if bits.any()}
 
 
 def encode(deletes: Deletes) -> bytes:
-    """A delete file, sorted by file and position as Iceberg wants it."""
+    """Encode a delete file, sorted by path and position as Iceberg requires."""
     paths: Sequence[str] = sorted(deletes)
     lengths = [len(deletes[path]) for path in paths]
     names = pa.DictionaryArray.from_arrays(np.repeat(np.arange(len(paths), dtype=np.int32), lengths), paths)
@@ -156,7 +157,7 @@ def encode(deletes: Deletes) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Positions]:
-    """What a delete file says. Raises `ArrowException` or `OSError` where these are not the bytes of one."""
+    """Decode a delete file. Raises `ArrowException` or `OSError` for invalid bytes."""
     rows = read_whole(data)
     names = rows["file_path"].combine_chunks().dictionary_encode()
     codes, positions = np.asarray(names.indices), rows["pos"].to_numpy()
@@ -164,5 +165,5 @@ def decode(data: bytes) -> dict[str, Positions]:
 
 
 def bounds(deletes: Deletes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """The least and the greatest data file that a delete file speaks of, as manifests have them: readers skip by it."""
+    """Return the lower and upper bounds of the paths in a delete file, by field id; readers skip files by them."""
     return {PATH_ID: min(deletes).encode()}, {PATH_ID: max(deletes).encode()}

@@ -1,10 +1,11 @@
-"""One Iceberg table in a folder of an object store: its newest metadata, the files that its snapshots have, its commit.
+"""One Iceberg table in a folder of an object store: its newest metadata, the files of its snapshots, its commit.
 
-The layout is that of Iceberg's Hadoop catalog: `metadata/v<n>.metadata.json` says all that is true of the table, and
-`metadata/version-hint.text` has the number. The metadata of a number is created where there is none, so of two writers
-one wins; the other plans anew. Until it is there nobody sees a snapshot, however many of its files are written.
+The layout is that of Iceberg's Hadoop catalog: `metadata/v<n>.metadata.json` is the table's metadata, and
+`metadata/version-hint.text` has the newest number. A metadata file is created only if its number is unused, so one of
+two writers wins and the other plans again. A snapshot is invisible until its metadata file exists.
 
-What nothing names is swept by storage's clock, an hour after it was written: a writer may be about to name it.
+Files that no snapshot names are deleted an hour after they were written, by the storage's clock: younger
+files may belong to a running commit.
 """
 
 import re
@@ -42,35 +43,35 @@ from .hidden import DeleteFile, DeletePlan, Deletes, decode, encode
 _METADATA = re.compile(r"v(\d{1,18})\.metadata\.json")
 _HINT = "version-hint.text"
 OWN = "slackwater."
-"""How properties begin that say whose table it is."""
+"""Prefix of the properties that identify the table's owner."""
 PIN = f"{OWN}pin."
-"""Property of a table: before the id of a snapshot, for the pin that keeps what it points at."""
+"""Prefix of the property that names the pin of a snapshot; the snapshot's id follows."""
 SWEEP_MS = HOUR_MS
-"""What nothing names is kept for so long."""
+"""Minimum age at which unnamed files are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A table's newest metadata."""
+    """Newest metadata of a table."""
 
     number: int
     metadata: TableMetadata
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Its newest snapshot."""
+        """Newest snapshot; None if the table has none."""
         return self.metadata.current_snapshot()
 
     @property
     def pins(self) -> dict[int, str]:
-        """The pin that keeps what each of its snapshots points at."""
+        """Name of the pin by snapshot id."""
         named = self.metadata.properties.items()
         return {int(name.removeprefix(PIN)): pin for name, pin in named if name.startswith(PIN)}
 
     def replaced_before(self, time_ms: int) -> tuple[int, ...]:
-        """The snapshots, by id, that others had replaced at a time."""
+        """Return the ids of snapshots that had a successor at `time_ms`."""
         pairs = pairwise(self.metadata.snapshots)
-        return tuple(each.snapshot_id for each, following in pairs if following.timestamp_ms <= time_ms)
+        return tuple(snapshot.snapshot_id for snapshot, successor in pairs if successor.timestamp_ms <= time_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +79,33 @@ class TableFiles:
     """The files of a snapshot."""
 
     data: Mapping[str, ManifestEntry] = field(default_factory=dict)
-    """By address."""
+    """Data files by address."""
     deletes: Mapping[str, ManifestEntry] = field(default_factory=dict)
     manifests: frozenset[str] = frozenset()
-    """The addresses of the snapshot's list and manifests."""
+    """Addresses of the snapshot's manifest list and manifests."""
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Of all its files."""
+        """Addresses of all files of the snapshot."""
         return self.manifests | self.data.keys() | self.deletes.keys()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshotted:
-    """What a new snapshot is to be."""
+    """Contents of a new snapshot."""
 
     schema: Schema
     data: Mapping[str, DataFile]
-    """All its data files, by address."""
+    """All data files by address."""
     deletes: DeletePlan
     summary: Mapping[str, str]
-    """What it says besides numbers."""
+    """Summary properties besides the counters."""
 
 
 class IcebergTable:
-    """A table in a folder under a root. What never changes is read once.
+    """An Iceberg table in a folder under a root. Caches files that never change.
 
-    Its methods raise as `ObjectStore`'s, and `Refused` where what lies there is no table of format v2.
+    Its methods raise the errors of `ObjectStore`, and `Refused` if the folder has no table of format v2.
     """
 
     def __init__(self, root: ObjectStore, name: str) -> None:
@@ -113,54 +114,57 @@ class IcebergTable:
         self.bytes_written = 0
         self._store = root
         self._live: dict[str, TableFiles] = {}
-        """By the snapshot's list."""
+        """Files by the address of the snapshot's manifest list."""
         self._deletes: dict[str, dict[str, object]] = {}
 
     def head(self) -> Head | None:
-        """Its newest metadata; None where there is no table. One listing, and a read."""
+        """Return the newest metadata; None without a table. One listing and one read."""
         folder = f"{self.name}/metadata/"
         for _ in range(10):
             numbers = (_METADATA.fullmatch(info.key.removeprefix(folder)) for info in self._store.list(f"{folder}v"))
-            number = max((int(found[1]) for found in numbers if found), default=0)
+            number = max((int(match[1]) for match in numbers if match), default=0)
             if not number:
                 return None
             try:
                 data = self._store.get(self._metadata(number))
             except ObjectNotFound:
-                continue  # a newer one is there since, and this one was swept
+                continue  # a newer one was committed meanwhile, and this one was deleted
             try:
                 metadata = TableMetadataUtil.parse_raw(data.decode())
             except (ValidationError, ValueError) as error:
                 raise Refused(
-                    f"{self.location} is no Iceberg table that can be gone on with: {self._metadata(number)} is not "
-                    f"understood",
+                    f"cannot add to the Iceberg table {self.location}: {self._metadata(number)} cannot be parsed",
                     hint="export to another folder",
                 ) from error
             if metadata.format_version != 2:
-                found = f"found one of format v{metadata.format_version}"
-                raise Refused(f"{self.location}: expected a table of format v2; {found}", hint="choose another folder")
+                actual = f"found one of format v{metadata.format_version}"
+                raise Refused(
+                    f"{self.location}: expected a table of format v2; {actual}", hint="export to another folder"
+                )
             return Head(number, metadata)
-        raise Refused(f"{self.location} changes faster than it can be read", hint="let one writer at a time work there")
+        raise Refused(f"{self.location} changes faster than it can be read", hint="run one writer at a time")
 
     def live(self, snapshot: Snapshot | None) -> TableFiles:
-        """The files of a snapshot. A read for its list, and one for each manifest."""
+        """Return the files of a snapshot. One read for the manifest list, and one for each manifest."""
         if snapshot is None:
             return TableFiles()
         path = snapshot.manifest_list
         if path not in self._live:
             manifests = tuple(read_list(path, self._get(path)))
-            entries = [entry for each in manifests for entry in read_manifest(each, self._get(each.manifest_path))]
+            entries = [
+                entry for manifest in manifests for entry in read_manifest(manifest, self._get(manifest.manifest_path))
+            ]
             is_data = {entry.data_file.file_path: entry.data_file.content == DataFileContent.DATA for entry in entries}
             by_path = {entry.data_file.file_path: entry for entry in entries}
             self._live[path] = TableFiles(
                 {at: entry for at, entry in by_path.items() if is_data[at]},
                 {at: entry for at, entry in by_path.items() if not is_data[at]},
-                frozenset((path, *(each.manifest_path for each in manifests))),
+                frozenset((path, *(manifest.manifest_path for manifest in manifests))),
             )
         return self._live[path]
 
     def delete_files(self, live: TableFiles) -> list[DeleteFile]:
-        """What the delete files of a snapshot say. A read for each that was not read before."""
+        """Return the contents of a snapshot's delete files. One read for each that is not cached."""
         for path in self._deletes.keys() - live.deletes.keys():
             del self._deletes[path]
         for path in live.deletes.keys() - self._deletes.keys():
@@ -169,7 +173,7 @@ class IcebergTable:
         return [DeleteFile(path, rows[path], self._deletes[path]) for path in live.deletes]  # type: ignore[arg-type]
 
     def add(self, kind: str, name: str, data: bytes) -> str:
-        """Put a file into a folder of the table, whatever was there of this name; its address."""
+        """Put a file into a folder of the table, replacing one of the same name. Return its address."""
         key = f"{self.name}/{kind}/{name}"
         self._store.put(key, data)
         self.bytes_written += len(data)
@@ -185,9 +189,10 @@ class IcebergTable:
         properties: Mapping[str, str],
         keep_ms: int,
     ) -> Head | None:
-        """The next metadata, with a new snapshot or the newest as it was, kept by `pin`; None where another was first.
+        """Commit the next metadata; return it, or None after a concurrent commit.
 
-        Snapshots that were replaced more than `keep_ms` before `now_ms` leave it.
+        `snapshot` is a new snapshot, or None to keep the newest one; `pin` keeps its files. Snapshots that were
+        replaced more than `keep_ms` before `now_ms` are removed.
         """
         base = head.metadata if head is not None else self._first(snapshot, properties)
         updates: list[TableUpdate] = [SetPropertiesUpdate(updates=dict(properties))]
@@ -198,17 +203,17 @@ class IcebergTable:
             main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": current.snapshot_id}
             updates += (*changes, AddSnapshotUpdate(snapshot=current), SetSnapshotRefUpdate.model_validate(main))
         assert current is not None  # noqa: S101  a table's first metadata has a snapshot
-        kept = {f"{PIN}{current.snapshot_id}": pin} if pin else {}
-        updates.append(SetPropertiesUpdate(updates=kept))
-        # The newest of before is replaced now.
-        gone = head.replaced_before(now_ms - keep_ms) if head is not None else ()
-        if gone:
-            updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}))
-            names = [f"{PIN}{each}" for each in gone if f"{PIN}{each}" in base.properties]
+        pins = {f"{PIN}{current.snapshot_id}": pin} if pin else {}
+        updates.append(SetPropertiesUpdate(updates=pins))
+        # This commit replaces the previous newest snapshot.
+        replaced_ids = head.replaced_before(now_ms - keep_ms) if head is not None else ()
+        if replaced_ids:
+            updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": replaced_ids}))
+            names = [f"{PIN}{snapshot_id}" for snapshot_id in replaced_ids if f"{PIN}{snapshot_id}" in base.properties]
             updates += [RemovePropertiesUpdate(removals=names)] if names else []
-        made = update_table_metadata(base, tuple(updates))
-        made = made.model_copy(update={"last_updated_ms": max(now_ms, base.last_updated_ms + 1)})
-        return self._put(Head(head.number + 1 if head is not None else 1, made))
+        metadata = update_table_metadata(base, tuple(updates))
+        metadata = metadata.model_copy(update={"last_updated_ms": max(now_ms, base.last_updated_ms + 1)})
+        return self._put(Head(head.number + 1 if head is not None else 1, metadata))
 
     def _first(self, snapshot: Snapshotted | None, properties: Mapping[str, str]) -> TableMetadata:
         assert snapshot is not None  # noqa: S101  as above
@@ -229,36 +234,36 @@ class IcebergTable:
             }
         )
 
-    def _write(self, base: TableMetadata, wanted: Snapshotted, schema_id: int, time_ms: int) -> Snapshot:
-        """Write what a new snapshot consists of, but for its data files."""
-        snapshot_id, parent, word = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
+    def _write(self, base: TableMetadata, new: Snapshotted, schema_id: int, time_ms: int) -> Snapshot:
+        """Write the files of a new snapshot, except its data files."""
+        snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
         live, sequence = self.live(parent), base.next_sequence_number()
-        deletes = self._new_deletes(wanted.deletes.added, f"{word}-deletes.parquet")
-        changes = (
+        deletes = self._new_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")
+        file_changes = (
             (
                 False,
                 live.data,
-                wanted.data.keys(),
-                [wanted.data[path] for path in wanted.data.keys() - live.data.keys()],
+                new.data.keys(),
+                [new.data[path] for path in new.data.keys() - live.data.keys()],
             ),
-            (True, live.deletes, set(wanted.deletes.kept), deletes),
+            (True, live.deletes, set(new.deletes.remaining), deletes),
         )
         summary = SnapshotSummaryCollector()
         manifests: list[ManifestFile] = []
-        for of_deletes, had, stay, added in changes:
-            existing = [entry for path, entry in had.items() if path in stay]
-            removed = [entry for path, entry in had.items() if path not in stay]
-            for each in added:
-                summary.add_file(each, wanted.schema)
+        for of_deletes, previous_files, remaining_paths, added in file_changes:
+            existing = [entry for path, entry in previous_files.items() if path in remaining_paths]
+            removed = [entry for path, entry in previous_files.items() if path not in remaining_paths]
+            for file in added:
+                summary.add_file(file, new.schema)
             for entry in removed:
-                summary.remove_file(entry.data_file, wanted.schema)
+                summary.remove_file(entry.data_file, new.schema)
             if added or existing or removed:
-                name = f"{word}-m{int(of_deletes)}.avro"
+                name = f"{unique_id}-m{int(of_deletes)}.avro"
                 to = MemoryFile(address(self._store.url, f"{self.name}/metadata/{name}"))
                 manifests.append(
                     write_manifest(
                         to,
-                        wanted.schema,
+                        new.schema,
                         snapshot_id,
                         of_deletes=of_deletes,
                         added=added,
@@ -267,14 +272,16 @@ class IcebergTable:
                     )
                 )
                 self.add("metadata", name, to.data)
-        name = f"snap-{snapshot_id}-1-{word}.avro"
+        name = f"snap-{snapshot_id}-1-{unique_id}.avro"
         listed = MemoryFile(address(self._store.url, f"{self.name}/metadata/{name}"))
         parent_id = parent.snapshot_id if parent is not None else None
         write_list(listed, snapshot_id, parent_id, sequence, manifests)
         self.add("metadata", name, listed.data)
         operation = Operation.APPEND if parent is None and not deletes else Operation.OVERWRITE
-        said = Summary(operation, **(summary.build() | dict(wanted.summary)))
-        before = parent.summary.additional_properties if parent is not None and parent.summary is not None else None
+        new_summary = Summary(operation, **(summary.build() | dict(new.summary)))
+        previous_summary = (
+            parent.summary.additional_properties if parent is not None and parent.summary is not None else None
+        )
         return Snapshot.model_validate(
             {
                 "snapshot-id": snapshot_id,
@@ -282,7 +289,7 @@ class IcebergTable:
                 "sequence-number": sequence,
                 "timestamp-ms": time_ms,
                 "manifest-list": listed.location,
-                "summary": update_snapshot_summaries(said, before),
+                "summary": update_snapshot_summaries(new_summary, previous_summary),
                 "schema-id": schema_id,
             }
         )
@@ -293,43 +300,45 @@ class IcebergTable:
         data = encode(added)
         return [delete_file(self.add("data", name, data), added, len(data))]
 
-    def _put(self, made: Head) -> Head | None:
-        data, key = made.metadata.model_dump_json().encode(), self._metadata(made.number)
+    def _put(self, head: Head) -> Head | None:
+        data, key = head.metadata.model_dump_json().encode(), self._metadata(head.number)
         try:
             self._store.put_if_absent(key, data)
         except ObjectExists:
             if self._store.get(key) != data:
                 return None
         self.bytes_written += len(data)
-        return made
+        return head
 
     def tell(self, head: Head) -> None:
-        """Let readers find the newest metadata; who finds an older number finds a table that is whole, too.
+        """Update the hint that names the newest metadata. Readers of an outdated hint see an older, complete table.
 
-        One read, and a put where another number stands there: whoever committed may have died before this.
+        One read, and a put if the hint has another number: the process that committed may have died before its own put.
         """
         number = str(head.number).encode()
         try:
-            told = self._store.get(f"{self.name}/metadata/{_HINT}")
+            hint = self._store.get(f"{self.name}/metadata/{_HINT}")
         except ObjectNotFound:
-            told = b""
-        if told != number:
+            hint = b""
+        if hint != number:
             self.add("metadata", _HINT, number)
 
     def sweep(self, head: Head) -> int:
-        """Delete what no snapshot has, and metadata of before, once it is old; how many files. One listing."""
+        """Delete old files that no snapshot names, and old metadata. Return their number. One listing."""
         listed = list(self._store.list(f"{self.name}/"))
         now_ms = max((info.modified_ms for info in listed), default=0)
         old = [info.key for info in listed if info.modified_ms <= now_ms - SWEEP_MS]
         old = [key for key in old if key not in (self._metadata(head.number), f"{self.name}/metadata/{_HINT}")]
-        lists = {each.manifest_list for each in head.metadata.snapshots}
-        named = frozenset().union(*(self.live(each).addresses for each in head.metadata.snapshots)) if old else ()
+        lists = {snapshot.manifest_list for snapshot in head.metadata.snapshots}
+        named = (
+            frozenset().union(*(self.live(snapshot).addresses for snapshot in head.metadata.snapshots)) if old else ()
+        )
         for path in self._live.keys() - lists:
             del self._live[path]
-        gone = [key for key in old if address(self._store.url, key) not in named]
-        for key in gone:
+        unnamed = [key for key in old if address(self._store.url, key) not in named]
+        for key in unnamed:
             self._store.delete(key)
-        return len(gone)
+        return len(unnamed)
 
     def _metadata(self, number: int) -> str:
         return f"{self.name}/metadata/v{number}.metadata.json"
@@ -337,15 +346,18 @@ class IcebergTable:
     def _get(self, path: str) -> bytes:
         root = address(self._store.url, "")
         if not path.startswith(root):
-            raise Refused(f"{self.location} has {path}, which lies elsewhere", hint="export to another folder")
+            raise Refused(
+                f"the Iceberg table {self.location} names {path}, which is outside its root",
+                hint="export to another folder",
+            )
         return self._store.get(path.removeprefix(root))
 
 
 def _schema_of(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:
-    """The id that a schema has in a table, and what gives it one."""
+    """Return the id of a schema in a table, and the updates that add and select the schema."""
     if is_new:
         return schema.schema_id, ()
-    known = [each.schema_id for each in base.schemas if each.columns == schema.columns]
-    number = known[0] if known else max(each.schema_id for each in base.schemas) + 1
-    new = () if known else (AddSchemaUpdate(schema=schema.model_copy(update={"schema_id": number})),)
-    return number, (*new, SetCurrentSchemaUpdate.model_validate({"schema-id": number}))
+    same_ids = [stored.schema_id for stored in base.schemas if stored.columns == schema.columns]
+    schema_id = same_ids[0] if same_ids else max(stored.schema_id for stored in base.schemas) + 1
+    additions = () if same_ids else (AddSchemaUpdate(schema=schema.model_copy(update={"schema_id": schema_id})),)
+    return schema_id, (*additions, SetCurrentSchemaUpdate.model_validate({"schema-id": schema_id}))

@@ -1,5 +1,5 @@
-"""A stopped Spark query that becomes a stage of a program: its state and history, as that stage stores them.
+"""Adoption of a stopped Spark query as a stage of a program: its state and history, as that stage stores them.
 
-`columns`, `buffers`, `mapping` and `grouped` map the query's columns, `adoption` makes versions of its batches,
-`checksum` proves them; `adopting`, `program_text` and `shadow` have the parts of Spark, Kafka and the program.
+`columns`, `buffers`, `mapping` and `grouped` map the query's columns, `adoption` makes versions of its batches, and
+`checksum` verifies them. `adopting`, `program_text` and `shadow` depend on Spark, Kafka and the program.
 """

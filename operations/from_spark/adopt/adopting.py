@@ -1,4 +1,4 @@
-"""An adoption, with all that it needs of the program and of Kafka."""
+"""Preparation of an adoption: reads the checkpoint, the program and Kafka, and checks that they fit."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,32 +26,32 @@ from ..checkpoint import checkpoint as reader
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
 from .adoption import Adopted, AdoptedBatch, Adoption, adopted_before
 from .attached import AttachedHistory
-from .columns import MadeColumn
+from .columns import MappedColumn
 from .mapping import mapping_of
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is adopted."""
+    """The query to adopt, and the stage that it becomes."""
 
     checkpoint: str
-    """A folder, or what Spark reads."""
+    """Folder or URL of the checkpoint."""
     path: str
-    """The program's file."""
+    """Path of the program's file."""
     stage: str
     app: str = ""
-    """Its name, where it is not the program's own."""
+    """Name of the app; empty for the name in the program."""
     offsets: Sequence[str] = ()
-    """Each `topic=where`, for topics that the query's offsets say nothing of."""
+    """Offsets as `topic=where`, for topics that are missing in the query's offsets."""
     last_batch: int | None = None
-    """The last one that counts; None for the newest."""
+    """Last batch to adopt; None for the newest."""
     attached: str = ""
-    """An app, or `APP/STAGE`, that followed the query, with history that the checkpoint has not any more."""
+    """An app, or `APP/STAGE`, that followed the query and has history that the checkpoint no longer has."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionPlan:
-    """What an adoption would do."""
+    """Result of the dry run of an adoption."""
 
     app: str
     stage: str
@@ -59,16 +59,16 @@ class AdoptionPlan:
     where: str
     batches: range
     of: tuple[str, ...]
-    """The operators of the tables of which the stage's is made."""
+    """Kinds of the operators whose tables are adopted."""
     table: Table
-    made: tuple[MadeColumn, ...]
+    made: tuple[MappedColumn, ...]
     offsets: Mapping[str, tuple[int, ...]]
-    """Where the stage goes on, by topic."""
+    """First offsets that the stage reads, by topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """An adoption that can begin, or one that is done already."""
+    """A prepared adoption, or one that is already complete."""
 
     plan: AdoptionPlan | None
     adoption: Adoption | None
@@ -91,10 +91,10 @@ def opened(
     conf: Mapping[str, str] | None = None,
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
 ) -> Iterator[Adopting]:
-    """Open a checkpoint by a Spark of our own, and see that its query can become the stage. Writes nothing.
+    """Open a checkpoint with a new Spark session, and check that its query can become the stage. Writes nothing.
 
-    Raises `NotFound` where there is no checkpoint, program, stage or topic, `Refused` for what cannot be carried, and
-    as `first_version`.
+    Raises `NotFound` if the checkpoint, program, stage or topic is missing, `Refused` for state that the stage cannot
+    store, and the errors of `first_version`.
     """
     program = load_app(query.path, name=query.app or None, store=store)
     (declared,) = program.select((query.stage,))
@@ -102,29 +102,31 @@ def opened(
     conf = {"spark.ui.enabled": "false", **(conf or {})}
     with (
         spark_session(f"slackwater adopt {query.checkpoint}", master=master, conf=conf) as spark,
-        reader.opened(query.checkpoint, spark) as found,
+        reader.opened(query.checkpoint, spark) as opened_checkpoint,
     ):
-        checkpoint = _with_history(found, query.attached, store, cache)
+        checkpoint = _with_history(opened_checkpoint, query.attached, store, cache)
         if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
             yield Adopting(None, None, done, None, program, checkpoint, spark)
             return
         batches = batches_of(checkpoint, query.last_batch)
         last = checkpoint.batch(batches[-1])
-        words = offsets_of(declared, last, query)
-        first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=words, by=by)
+        offsets = offsets_of(declared, last, query)
+        first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=offsets, by=by)
         table = first.manifest.table
-        assert table is not None  # noqa: S101  a stage that keeps none was refused
-        named = partial(mapping_of, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound)
-        rows = named()
-        inputs = {name: replace(each, offsets=()) for name, each in first.manifest.inputs.items()}
-        said = starting_offsets_in(query.offsets)
-        constant = {name: each.offsets for name, each in first.manifest.inputs.items() if name in said}
+        assert table is not None  # noqa: S101  a stage without a table was refused
+        new_mapping = partial(
+            mapping_of, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound
+        )
+        rows = new_mapping()
+        inputs = {name: replace(source, offsets=()) for name, source in first.manifest.inputs.items()}
+        given_topics = starting_offsets_in(query.offsets)
+        constant = {name: source.offsets for name, source in first.manifest.inputs.items() if name in given_topics}
         adoption = Adoption(
             store,
             cache,
             checkpoint,
             replace(first.manifest, inputs=inputs),
-            named,
+            new_mapping,
             batches=batches,
             rules=first.shape.time_rules,
             info=first.info,
@@ -132,71 +134,83 @@ def opened(
             constant=constant,
             on_step=on_step,
         )
-        stands = {each.topic: each.offsets for each in first.manifest.inputs.values()}
-        kinds = tuple(each.kind for each in rows.states)
+        next_offsets = {source.topic: source.offsets for source in first.manifest.inputs.values()}
+        kinds = tuple(state.kind for state in rows.states)
         plan = AdoptionPlan(
-            program.name, query.stage, checkpoint.query, checkpoint.where, batches, kinds, table, rows.made, stands
+            program.name,
+            query.stage,
+            checkpoint.query,
+            checkpoint.where,
+            batches,
+            kinds,
+            table,
+            rows.columns,
+            next_offsets,
         )
         yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
 
 
-def _with_history(found: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache) -> ReadableCheckpoint:
-    """The checkpoint behind what an attached app has of its query."""
+def _with_history(
+    checkpoint: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache
+) -> ReadableCheckpoint:
+    """Return the checkpoint, extended by the history of an attached app."""
     if not attached:
-        return found
+        return checkpoint
     name, _, stage = attached.partition("/")
     app = apps.folder_of(store, name)
     apps.read_app(store, app)
     if not stage:
-        heads = ((each, history.head(store, app, each)) for each in history.list_stages(store, app))
-        mine = [each for each, head in heads if head and head.attached and head.attached.query == found.query]
-        stage = mine[0] if mine else "state"
-    return AttachedHistory(store, cache, app, stage, found)
+        heads = ((name, history.head(store, app, name)) for name in history.list_stages(store, app))
+        matches = [name for name, head in heads if head and head.attached and head.attached.query == checkpoint.query]
+        stage = matches[0] if matches else "state"
+    return AttachedHistory(store, cache, app, stage, checkpoint)
 
 
 def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
-    """Those that become versions. Raises `Refused` where the last one cannot be read."""
-    committed, found = checkpoint.committed(), checkpoint.available(last)
+    """Return the batches that become versions. Raises `Refused` if the last one cannot be read."""
+    committed, available = checkpoint.committed(), checkpoint.available(last)
     if not committed:
         raise Refused(f"the query of {checkpoint.where} has not committed a batch yet")
-    wanted = committed[-1] if last is None else last
-    if found and found[-1] == wanted:
-        return found
-    earlier = next((each for each in reversed(committed) if each < wanted and checkpoint.available(each)), None)
-    there = f"an earlier one that can be read is batch {earlier}" if earlier is not None else "no earlier one can be"
+    last_batch = committed[-1] if last is None else last
+    if available and available[-1] == last_batch:
+        return available
+    earlier = next((batch for batch in reversed(committed) if batch < last_batch and checkpoint.available(batch)), None)
+    suggestion = f"the newest readable batch is {earlier}" if earlier is not None else "no earlier batch is readable"
     why = ""
     try:
-        next(iter(checkpoint.rows(checkpoint.tables[0], wanted)), None)
+        next(iter(checkpoint.rows(checkpoint.tables[0], last_batch)), None)
     except Gone as error:
         why = f" ({error.message})"
     raise Refused(
-        f"the whole state at batch {wanted} cannot be read from {checkpoint.where}{why}; {there}",
-        hint=f"--from-batch {earlier} goes on from there" if earlier is not None else "let the query run a batch",
+        f"cannot read the whole state at batch {last_batch} from {checkpoint.where}{why}; {suggestion}",
+        hint=f"adopt that batch: --from-batch {earlier}"
+        if earlier is not None
+        else "let the query run another batch, then adopt it",
     )
 
 
 def offsets_of(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
-    """Where the stage goes on, as the command line would say it. Raises `Refused` where that is not known."""
-    if channels := [name for name, one in stage.inputs.items() if not isinstance(one, Topic)]:
+    """Return the stage's first offsets as command-line options. Raises `Refused` if those of a topic are unknown."""
+    if channels := [name for name, source in stage.inputs.items() if not isinstance(source, Topic)]:
         raise Refused(
-            f"stage {stage.name!r} reads {channels[0]!r} of another stage, and a query of Spark reads sources alone",
-            hint="adopt the query as a stage that reads topics",
+            f"stage {stage.name!r} reads {channels[0]!r} of another stage, but an adopted query can only read topics",
+            hint="adopt the query as a stage that reads topics only",
         )
-    said = dict(each.partition("=")[::2] for each in query.offsets)
+    given_offsets = dict(option.partition("=")[::2] for option in query.offsets)
     sources = ", ".join(f"{name} {list(at)}" for name, at in last.offsets.items()) or "none whose offsets are known"
-    if missing := sorted(stage.inputs.keys() - last.offsets.keys() - said.keys()):
+    if missing := sorted(stage.inputs.keys() - last.offsets.keys() - given_offsets.keys()):
         raise Refused(
-            f"stage {stage.name!r} reads the topic {missing[0]!r}, and the query's sources are: {sources}",
-            hint=f"""where the stage is to go on is said by --offsets '{missing[0]}={{"0":123}}'""",
+            f"stage {stage.name!r} reads the topic {missing[0]!r}, but the query's sources are: {sources}",
+            hint=f"""set the stage's first offsets: --offsets '{missing[0]}={{"0":123}}'""",
         )
-    if not said and (more := sorted(last.offsets.keys() - stage.inputs.keys())):
+    if not given_offsets and (more := sorted(last.offsets.keys() - stage.inputs.keys())):
         raise Refused(
-            f"the query reads {more[0]!r} as well, which stage {stage.name!r} does not: its sources are {sources}",
-            hint=f"have the stage read it: reads=(…, sw.topic({more[0]!r}))",
+            f"the query also reads {more[0]!r}, which stage {stage.name!r} does not; its sources are: {sources}",
+            hint=f"add it to the stage: reads=(…, sw.topic({more[0]!r}))",
         )
     offsets = {
         name: json.dumps({str(n): at for n, at in enumerate(last.offsets[name])})
         for name in stage.inputs
         if name in last.offsets
     }
-    return [f"{name}={at}" for name, at in (offsets | said).items()]
+    return [f"{name}={at}" for name, at in (offsets | given_offsets).items()]

@@ -1,8 +1,8 @@
-"""A stage out of a query's checkpoint: a version with all rows of its oldest batch, then one for each batch after it.
+"""Conversion of a query's checkpoint to a stage: a version with all rows of the oldest batch, then one for each batch.
 
-From the first object on a note says that the app is not whole (`apps.Cloning`), and whoever looks at it is told so.
-When the last batch is there, and its rows are those that Spark reads, the app gets its identity and the note goes: then
-all of it is there at once. Broken off, the same call goes on behind the last version; what cannot be goes as a whole.
+A note (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified against
+Spark's; then the app gets its identity and the note is deleted. A repeated call resumes after the last version. If the
+adoption fails, all of it is deleted.
 """
 
 import threading
@@ -31,98 +31,101 @@ from ..attach.rows import RowWriter
 from ..attach.steps import MOST_BATCHES
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint, ReadableTable
 from .checksum import Checksum, of_rows, of_version
-from .columns import MadeColumn
+from .columns import MappedColumn
 
 
 class AdoptedRows(Protocol):
-    """Rows of a stage's table, made of a query's. One of it goes through one history."""
+    """Mapping from a query's rows to rows of a stage's table. Stateful: one instance for one pass over the history."""
 
     @property
     def states(self) -> Sequence[ReadableTable]:
-        """The query's tables of which they are made."""
+        """The query's tables that are mapped."""
 
     @property
-    def made(self) -> Sequence[MadeColumn]:
-        """Of what each column is made, for people."""
+    def columns(self) -> Sequence[MappedColumn]:
+        """Sources of each column, for reports."""
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
-        """All rows of the table at the end of a batch, out of those of `states`. Raises `Refused` for a value."""
+        """Return all rows of the table, given the rows of `states` at the end of a batch.
+
+        Raises `Refused` for a value that does not fit.
+        """
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
-        """Begin with changes behind a batch at whose end the state was this."""
+        """Set the state before the first call of `changes`: the rows of `states` at the end of a batch."""
 
     def changes(self, states: Sequence[pa.Table], /) -> pa.Table:
-        """What a batch changed, with `DELETED`; the changes of `states` of one batch after the other."""
+        """Return a batch's changes with `DELETED`, given the changes of `states`. Batches come in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedBatch:
-    """A version that was made."""
+    """A committed version of an adoption."""
 
     manifest: Manifest
     batch: int
     rows: int
-    """Rows that it wrote, those deleted among them."""
+    """Rows written, deletions included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What an adoption did, or found done."""
+    """Result of an adoption."""
 
     app: str
     stage: str
     version: int
-    """The last one that is of the query."""
+    """Last version that was adopted."""
     last_batch: int
     checksum: Checksum | None
-    """Of the rows at the last batch, stored and as Spark reads them; None where an earlier call saw that."""
+    """Checksum of the stored rows, equal to that of Spark's rows; None if an earlier call verified it."""
     offsets: Mapping[str, tuple[int, ...]]
-    """Where the stage goes on, by topic."""
+    """First offsets that the stage reads, by topic."""
 
     @property
     def already(self) -> bool:
-        """Whether an earlier call had done it."""
+        """True if an earlier call completed the adoption."""
         return self.checksum is None
 
 
 @dataclass(slots=True)
 class Adoption:
-    """Makes the stage. Raises, from all that it does, `Unavailable`: the same call again goes on."""
+    """Creates the stage's versions. All methods raise `Unavailable`; repeating the call resumes."""
 
     store: ObjectStore
     cache: SstCache
     checkpoint: ReadableCheckpoint
     first: Manifest
-    """The stage's first version, but for rows, inputs' offsets and times: kind "init"."""
+    """First version of the stage, kind "init", without rows, offsets and times."""
     rows: Callable[[], AdoptedRows]
     _: KW_ONLY
     batches: range
-    """The query's, from the oldest whose whole state can be read to the last one that counts."""
+    """The batches to adopt, from the oldest whose whole state is available to the last."""
     rules: TimeRules
     info: AppInfo
-    """The app's identity: as it is to be, or is."""
+    """The app's identity, stored or new."""
     channels: Callable[[], Mapping[str, Output]] = dict
-    """Makes the channels that the stage writes, where there are none, and says where they end."""
+    """Creates missing channels that the stage writes, and returns their ends."""
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By topic, the offsets of all versions, where the query's are none of that topic."""
+    """Offsets by topic that all versions have, for topics that are missing in the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _rows: AdoptedRows | None = field(default=None, init=False)
-    """Those of the versions so far."""
+    """The mapping in the state of the newest version."""
 
     def run(self) -> Adopted:
-        """Make all versions, and the app whole.
+        """Create all versions, verify the last one, and complete the app.
 
-        Raises `Refused` where the stage has other versions, a runner of the app lives, a value has no place in the
-        table, or what is stored is not what Spark reads, and `Gone` where the query cleans up meanwhile. Nothing is
-        left then.
+        Raises `Refused` if the stage has other versions, a runner of the app is alive, a value does not fit the table,
+        or the stored rows differ from Spark's; `Gone` if the query removes files meanwhile. All versions are deleted
+        then.
         """
         done = adopted_before(self.store, self.info.name, self.first.stage, self.checkpoint.query)
         if done is not None:
             return done
         self._begin()
         try:
-            head = self.advance(self._so_far())
-            checksum = self._compared(head)
+            head = self.advance(self._resumable())
+            checksum = self._verify(head)
         except (Refused, Gone, Corruption):
             self._undo()
             raise
@@ -144,7 +147,7 @@ class Adoption:
         return _adopted(head, checksum)
 
     def _begin(self) -> None:
-        """Write the note: from here on nobody takes the app for whole."""
+        """Write the note that marks the app as incomplete."""
         store, app = self.store, self.info.name
         if (note := apps.find_cloning(store, app)) is not None:
             self.info = note.info
@@ -156,44 +159,44 @@ class Adoption:
             apps.begin_clone(store, note)
             return
         check_exclusion(store, app, Intent.ADOPT)
-        notes.add(store, keys.cloning(app), note, under=lambda each: keys.cloning(each.info.name))
+        notes.add(store, keys.cloning(app), note, under=lambda cloning: keys.cloning(cloning.info.name))
 
-    def _so_far(self) -> Manifest | None:
-        """The last version that an earlier call made, if this one would make the same."""
+    def _resumable(self) -> Manifest | None:
+        """Return the last version of an earlier call, if this call would create the same versions."""
         store, app, stage = self.store, self.info.name, self.first.stage
         if (head := history.head(store, app, stage)) is None:
             return None
-        found, first = head.adopted, history.find(store, app, stage, 1)
-        ours = self._brought(self.batches[0])
-        fits = found is not None and found.query == ours.query and found.next_batch <= self.batches[-1] + 1
-        if fits and first is not None and first.table == self.first.table and first.adopted == ours:
+        adopted, first = head.adopted, history.find(store, app, stage, 1)
+        expected = self._followed(self.batches[0])
+        fits = adopted is not None and adopted.query == expected.query and adopted.next_batch <= self.batches[-1] + 1
+        if fits and first is not None and first.table == self.first.table and first.adopted == expected:
             return head
         self._undo_versions()
         return None
 
     def advance(self, head: Manifest | None) -> Manifest:
-        """Make the versions behind `head`, None for all, up to that of the last batch."""
+        """Create the versions after `head` up to the last batch; all versions if `head` is None."""
         rows, table = self._rows or self.rows(), self.first.table
-        assert table is not None  # noqa: S101  a stage that keeps none is refused before
+        assert table is not None  # noqa: S101  a stage without a table was refused
         clock_ms = self._clock_ms()
         writer = RowWriter(self.store, self.cache, self.info.name, self.first.stage, clock_ms)
         if head is None:
             batch = self.checkpoint.batch(self.batches[0])
-            whole = rows.whole([self.checkpoint.rows(each, batch.id) for each in rows.states])
+            whole = rows.whole([self.checkpoint.rows(state, batch.id) for state in rows.states])
             ssts = writer.differing(self.first, whole, 1)
             first = replace(self.first, outputs=dict(self.channels()), clock_ms=clock_ms)
             head = self._committed(None, batch, ssts, lambda draft: replace(first, **_identity(draft)))
         elif self._rows is None:
             last = self._next_batch(head) - 1
-            rows.recall([self.checkpoint.rows(each, last) for each in rows.states])
+            rows.recall([self.checkpoint.rows(state, last) for state in rows.states])
         self._rows = rows
         while (following := self._next_batch(head)) <= self.batches[-1]:
             up_to = min(following + MOST_BATCHES - 1, self.batches[-1])
-            changes = [self.checkpoint.changes(each, following - 1, up_to) for each in rows.states]
-            for number, *of in zip(range(following, up_to + 1), *changes, strict=True):
-                ssts = writer.changed(table, rows.changes(of), head.version + 1)
+            changes = [self.checkpoint.changes(state, following - 1, up_to) for state in rows.states]
+            for number, *batch_changes in zip(range(following, up_to + 1), *changes, strict=True):
+                ssts = writer.changed(table, rows.changes(batch_changes), head.version + 1)
                 head = self._committed(head, self.checkpoint.batch(number), ssts, lambda draft: draft)
-            head = self._merged(head)
+            head = self._run_merges(head)
         return head
 
     def _committed(
@@ -201,27 +204,27 @@ class Adoption:
         head: Manifest | None,
         batch: ReadableBatch,
         ssts: tuple[Sst, ...],
-        begun: Callable[[Manifest], Manifest],
+        initialise: Callable[[Manifest], Manifest],
     ) -> Manifest:
         def update(draft: Manifest) -> Manifest:
-            made = begun(draft)
+            manifest = initialise(draft)
             return replace(
-                made,
-                ssts=(*made.ssts, *ssts),
-                inputs={name: self._input(name, each, batch) for name, each in made.inputs.items()},
+                manifest,
+                ssts=(*manifest.ssts, *ssts),
+                inputs={name: self._input(name, source, batch) for name, source in manifest.inputs.items()},
                 event_time=self._event_time(batch),
-                adopted=self._brought(batch.id),
+                adopted=self._followed(batch.id),
             )
 
         names = (self.info.name, self.first.stage)
         change = Amendment("init" if head is None else "batch", update, epoch=0 if head is None else head.epoch)
         by, writer = self.first.by, self.first.writer
-        made = amend(self.store, head or names, change, by=by, now_ms=batch.committed_ms, writer=writer).manifest
-        self.on_step(AdoptedBatch(made, batch.id, sum(sst.rows for sst in ssts)))
-        return made
+        manifest = amend(self.store, head or names, change, by=by, now_ms=batch.committed_ms, writer=writer).manifest
+        self.on_step(AdoptedBatch(manifest, batch.id, sum(sst.rows for sst in ssts)))
+        return manifest
 
-    def _merged(self, head: Manifest) -> Manifest:
-        """The newest version, once all is merged that is due. Its time comes right after that of the batch before."""
+    def _run_merges(self, head: Manifest) -> Manifest:
+        """Run all due merges and return the newest version. A merge gets the time right after its batch."""
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
@@ -229,63 +232,65 @@ class Adoption:
             pass
         return newest(self.store, self.info.name, self.first.stage, head) or head
 
-    def _compared(self, head: Manifest) -> Checksum:
-        """That the last version has just the rows which Spark reads at the last batch."""
+    def _verify(self, head: Manifest) -> Checksum:
+        """Compare the last version's rows with Spark's. Return their checksum. Raises `Refused` if they differ."""
         rows, table = self.rows(), self.first.table
         assert table is not None  # noqa: S101
         stored = of_version(self.store, self.cache, head)
-        read = of_rows(rows.whole([self.checkpoint.rows(each, self.batches[-1]) for each in rows.states]), table)
-        if stored != read:
+        from_spark = of_rows(
+            rows.whole([self.checkpoint.rows(state, self.batches[-1]) for state in rows.states]), table
+        )
+        if stored != from_spark:
             raise Refused(
-                f"{self.info.name}/{self.first.stage} would have {stored}, and Spark reads {read} at batch "
-                f"{self.batches[-1]}: the history in {self.checkpoint.where} is not that of its last state",
-                hint="a file of the checkpoint may be damaged; --from-batch takes the state of an earlier one",
+                f"{self.info.name}/{self.first.stage} would have {stored}, but Spark reads {from_spark} at batch "
+                f"{self.batches[-1]}: the changes in {self.checkpoint.where} do not lead to its last state",
+                hint="a file of the checkpoint may be damaged; --from-batch N adopts the state of an earlier batch",
             )
         return stored
 
     def _clock_ms(self) -> int:
-        """By which rows expire: none does before the stage runs."""
+        """Return the clock for expiry: no row expires before the stage runs."""
         table = self.first.table
         by_write = table is not None and ttl.by_write_time(table.ttl)
         return self.checkpoint.batch(self.batches[-1]).committed_ms if by_write else ttl.first_clock_ms(None, table, 0)
 
-    def _input(self, name: str, before: Input, batch: ReadableBatch) -> Input:
-        # A topic that the query came to read later has none in its first batches.
-        offsets = self.constant.get(name) or batch.offsets.get(name, before.offsets)
-        known = sum(before.offsets) if len(before.offsets) <= len(offsets) else sum(offsets)
+    def _input(self, name: str, previous: Input, batch: ReadableBatch) -> Input:
+        # The first batches have no offsets of a topic that the query reads only later.
+        offsets = self.constant.get(name) or batch.offsets.get(name, previous.offsets)
+        previous_sum = sum(previous.offsets) if len(previous.offsets) <= len(offsets) else sum(offsets)
         watermark_ms = batch.next_watermark_ms if name in self.rules.timed else None
-        rows = max(0, sum(offsets) - known) if batch.id > self.batches[0] else 0
-        return replace(before, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
+        rows = max(0, sum(offsets) - previous_sum) if batch.id > self.batches[0] else 0
+        return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
-        """As Spark, a batch lets fall due what its own watermark has passed, and the next one what this one left."""
+        """Return the times of a batch. As in Spark, rows become due by the watermark of the previous batch."""
         due_by = self.rules.due_by
         if due_by is None and not self.rules.timed:
             return None
         return EventTime(
             batch.next_watermark_ms if self.rules.timed else None,
             due_ms=batch.watermark_ms if due_by == "watermark" else None,
-            # Nobody has looked through the rows for those that fall due.
+            # No task has looked for due rows yet.
             next_due_ms=None if due_by is None else BEFORE_ALL_MS,
             by_clock=due_by == "clock",
             behind_ms=self.rules.behind_ms,
         )
 
-    def _brought(self, batch: int) -> Followed:
-        brought = batch + 1 if batch == self.batches[0] else 1
-        return Followed(self.checkpoint.query, batch + 1, brought, self.checkpoint.where)
+    def _followed(self, batch: int) -> Followed:
+        num_batches = batch + 1 if batch == self.batches[0] else 1
+        return Followed(self.checkpoint.query, batch + 1, num_batches, self.checkpoint.where)
 
     def _next_batch(self, head: Manifest) -> int:
-        assert head.adopted is not None  # noqa: S101  all versions that this makes say it
+        assert head.adopted is not None  # noqa: S101  set in all versions of an adoption
         return head.adopted.next_batch
 
     def _undo(self) -> None:
-        """Leave nothing: a call that cannot end well is as if it had not been."""
+        """Delete all that a failed call wrote."""
         self._undo_versions()
         self.store.delete(keys.cloning(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage, its newest version first: of what is left, none lacks the one before it."""
+        """Delete the stage's versions, newest first, so that the remaining ones have no gaps."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))
@@ -295,36 +300,36 @@ class Adoption:
 
 
 def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adopted | None:
-    """What an earlier call did, if that is done; one request for a stage that has no versions, and one for the app.
+    """Return the result of a completed adoption, or None. Two requests if the stage has no versions.
 
-    Raises `Refused` where the stage has other versions, or another stage of the app is being adopted.
+    Raises `Refused` if the stage has other versions, or another stage of the app is being adopted.
     """
     if (note := apps.find_cloning(store, app)) is not None:
         if note.adopts != stage:
             raise apps.being_cloned(app)
         return None
-    history.list_stages(store, app)  # says so where it is being removed
+    history.list_stages(store, app)  # raises if the app is being removed
     if (newest := history.head(store, app, stage)) is None:
         return None
-    read, first = partial(history.find, store, app), partial(history.first_version, store, app)
-    made = history.newest_where(read, first, newest, lambda version: version.adopted is not None)
-    if made is None or made.adopted is None or made.adopted.query != query or made.table is None:
+    find, first = partial(history.find, store, app), partial(history.first_version, store, app)
+    last = history.newest_where(find, first, newest, lambda version: version.adopted is not None)
+    if last is None or last.adopted is None or last.adopted.query != query or last.table is None:
         raise Refused(
-            f"stage {app}/{stage} has versions already, up to v{newest.version}: a query can only be its first",
+            f"cannot adopt the query as {app}/{stage}: the stage already has versions, up to v{newest.version}",
             hint="adopt it under another --app, or another --stage",
         )
-    if kind_of(made.table.state).elsewhere:
+    if kind_of(last.table.state).elsewhere:
         raise Refused(
             f"stage {app}/{stage} is attached to this query",
-            hint="adopt it under another --app, or another --stage; what was attached stays as it is",
+            hint="adopt it under another --app, or another --stage; the attached stage does not change",
         )
-    return _adopted(made, None)
+    return _adopted(last, None)
 
 
 def _adopted(last: Manifest, checksum: Checksum | None) -> Adopted:
-    assert last.adopted is not None  # noqa: S101  all versions of an adoption say it
-    stands = {each.topic: each.offsets for each in last.inputs.values()}
-    return Adopted(last.app, last.stage, last.version, last.adopted.next_batch - 1, checksum, stands)
+    assert last.adopted is not None  # noqa: S101  set in all versions of an adoption
+    offsets = {source.topic: source.offsets for source in last.inputs.values()}
+    return Adopted(last.app, last.stage, last.version, last.adopted.next_batch - 1, checksum, offsets)
 
 
 def _identity(draft: Manifest) -> dict[str, object]:

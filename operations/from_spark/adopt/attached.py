@@ -1,6 +1,6 @@
-"""The history of an attached app before that of a checkpoint: what the query has cleaned up since, and what it has.
+"""History of an attached app, followed by that of a checkpoint: batches that the query has removed, and those it has.
 
-An attached app has a version for each batch that it followed, as far back as it misses none.
+An attached app has a version for each batch that it followed. Its history begins after its last gap.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, Re
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """`ReadableCheckpoint`: of batches that a stage was attached to by its versions, of later ones by the checkpoint.
+    """Checkpoint whose early batches come from an attached stage's versions, later ones from the query's checkpoint.
 
-    Raises `Refused` where the stage is attached to another query, or has tables with other columns.
+    Raises `Refused` if the stage is attached to another query, or has tables with other columns.
     """
 
     store: ObjectStore
@@ -36,22 +36,22 @@ class AttachedHistory:
     stage: str
     checkpoint: ReadableCheckpoint
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
-    """By batch, those that brought one batch each, without gaps, and the one before."""
+    """Versions by batch, from the newest back to the last one that has several batches."""
     _names: dict[str, str] = field(default_factory=dict, init=False)
-    """What the tables of the query are called in these."""
+    """Names of the side tables by the names of the query's tables."""
 
     def __post_init__(self) -> None:
         head = history.head(self.store, self.app, self.stage)
         if head is None or head.attached is None or head.attached.query != self.query:
             raise Refused(
                 f"{self.app}/{self.stage} is not attached to the query {self.query} of {self.where}",
-                hint="--attached APP, or APP/STAGE, names one that is",
+                hint="name a stage that is: --attached APP, or APP/STAGE",
             )
-        found = declared(self.tables, 1)
-        self._names = {table.name: name for name, table in zip(found, self.tables, strict=True)}
+        current = declared(self.tables, 1)
+        self._names = {table.name: name for name, table in zip(current, self.tables, strict=True)}
         stored = tables_in(head)
-        if any(name not in stored or stored[name].columns != table.columns for name, table in found.items()):
-            raise Refused(f"the tables of {self.app}/{self.stage} have other columns than the query has now")
+        if any(name not in stored or stored[name].columns != table.columns for name, table in current.items()):
+            raise Refused(f"the query's columns have changed since {self.app}/{self.stage} was attached")
         for version in history.backwards(self.store, head):
             if version.traits.reads_records and version.attached is not None:
                 self._versions[version.attached.next_batch - 1] = version
@@ -60,37 +60,35 @@ class AttachedHistory:
 
     @property
     def where(self) -> str:
-        """Of the checkpoint."""
+        """Location of the checkpoint."""
         return self.checkpoint.where
 
     @property
     def query(self) -> str:
-        """The query's id."""
         return self.checkpoint.query
 
     @property
     def tables(self) -> Sequence[ReadableTable]:
-        """Those of the query."""
         return self.checkpoint.tables
 
     def committed(self) -> range:
-        """All that either knows of."""
-        there = self.checkpoint.committed()
-        first = min([*self._versions, *there[:1]], default=0)
-        return range(first, max([*self._versions, *there[-1:]], default=-1) + 1)
+        """Return the batches that the app or the checkpoint has."""
+        in_checkpoint = self.checkpoint.committed()
+        first = min([*self._versions, *in_checkpoint[:1]], default=0)
+        return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Those of the app, and behind them what the checkpoint has, if it goes on from there without a gap."""
-        mine, there = sorted(self._versions), self.checkpoint.available(up_to)
+        """Return the app's batches, extended by the checkpoint's if there is no gap between them."""
+        own, in_checkpoint = sorted(self._versions), self.checkpoint.available(up_to)
         last = up_to if up_to is not None else max(self.committed(), default=-1)
-        if not mine or mine[0] > last:
-            return there
-        if mine[-1] >= last:
-            return range(mine[0], last + 1)
-        return range(mine[0], last + 1) if there and there[0] <= mine[-1] + 1 else there
+        if not own or own[0] > last:
+            return in_checkpoint
+        if own[-1] >= last:
+            return range(own[0], last + 1)
+        return range(own[0], last + 1) if in_checkpoint and in_checkpoint[0] <= own[-1] + 1 else in_checkpoint
 
     def batch(self, batch: int, /) -> ReadableBatch:
-        """What a version says of it, or the checkpoint."""
+        """Return a batch, from its version or from the checkpoint."""
         version = self._versions.get(batch)
         if version is None:
             return self.checkpoint.batch(batch)
@@ -99,16 +97,16 @@ class AttachedHistory:
             next_watermark_ms = following.watermark_ms
         else:
             next_watermark_ms = self.checkpoint.batch(batch).next_watermark_ms
-        offsets = {name: each.offsets for name, each in version.inputs.items()}
+        offsets = {name: source.offsets for name, source in version.inputs.items()}
         return ReadableBatch(batch, offsets, version.watermark_ms, next_watermark_ms, version.time_ms)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
-        """The rows of a version, or of the checkpoint."""
+        """Return the rows at the end of a batch, from its version or from the checkpoint."""
         version = self._versions.get(batch)
         return self.checkpoint.rows(table, batch) if version is None else self._rows(table, version)
 
     def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
-        """What versions changed, and then what the checkpoint says."""
+        """Yield the changes of batches, first from versions, then from the checkpoint."""
         for batch in range(after + 1, up_to + 1):
             if (version := self._versions.get(batch)) is None:
                 yield from self.checkpoint.changes(table, batch - 1, up_to)
@@ -116,30 +114,30 @@ class AttachedHistory:
             yield self._changed(table, version)
 
     def _rows(self, table: ReadableTable, version: Manifest) -> Iterator[pa.RecordBatch]:
-        at, schema = self._at(table, version), _schema(table)
-        assert at.table is not None  # noqa: S101  it has all tables of the query
-        for partition in range(at.table.partitions):
-            for some in merged_rows(self.store, self.cache, at.ssts, at.table, partition, 0):
-                yield from some.select(schema.names).cast(schema).combine_chunks().to_batches()
+        table_version, schema = self._table_version(table, version), _schema(table)
+        assert table_version.table is not None  # noqa: S101  the version has all tables of the query
+        for partition in range(table_version.table.partitions):
+            for part in merged_rows(self.store, self.cache, table_version.ssts, table_version.table, partition, 0):
+                yield from part.select(schema.names).cast(schema).combine_chunks().to_batches()
 
     def _changed(self, table: ReadableTable, version: Manifest) -> pa.Table:
-        """The rows of the SSTs that a version brought: all that its batch put and deleted."""
-        before = history.read(self.store, self.app, self.stage, version.version - 1)
-        known = {sst.object for sst in self._at(table, before).ssts}
-        new = [sst for sst in self._at(table, version).ssts if sst.object not in known]
+        """Return the rows of the SSTs that a version added: all puts and deletes of its batch."""
+        previous = history.read(self.store, self.app, self.stage, version.version - 1)
+        previous_objects = {sst.object for sst in self._table_version(table, previous).ssts}
+        added = [sst for sst in self._table_version(table, version).ssts if sst.object not in previous_objects]
         schema = _schema(table)
         parts = []
-        for sst in new:
+        for sst in added:
             with pq.ParquetFile(self.cache.parquet_path(self.store, sst)) as file:
                 parts.append(read_groups(file, range(file.num_row_groups), [*schema.names, OP]))
         flagged = schema.append(pa.field(DELETED, pa.bool_()))
         if not parts:
             return flagged.empty_table()
         rows = pa.concat_tables(parts)
-        gone = pc.equal(rows[OP], TOMBSTONE)
-        return rows.select(schema.names).cast(schema).append_column(DELETED, gone)
+        deleted = pc.equal(rows[OP], TOMBSTONE)
+        return rows.select(schema.names).cast(schema).append_column(DELETED, deleted)
 
-    def _at(self, table: ReadableTable, version: Manifest) -> Manifest:
+    def _table_version(self, table: ReadableTable, version: Manifest) -> Manifest:
         name = self._names[table.name]
         return table_of(version, table_name(self.stage, name)) if name else version
 

@@ -1,7 +1,7 @@
-"""Aggregates out of Spark's buffers: which fields each one keeps there, by place, since names come several times.
+"""Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
 
-Spark has one field after the other, of one aggregate after the other in the order of `agg(...)`: `sum, count` is a sum
-and a count, or an average; only the declaration can tell, and it is gone through in its order.
+A buffer has the fields of each aggregate in the order of `agg(...)`, and names repeat. `sum, count` may be a sum and a
+count, or an average; only the declaration can tell, so its aggregates are matched in order.
 """
 
 import re
@@ -16,54 +16,54 @@ import pyarrow.compute as pc
 from ....errors import Refused
 from ....snapshot.query.row_source import taken
 from ....state.kinds.aggregate import Aggregate
-from .columns import Array, ColumnSearch, MadeColumn
+from .columns import Array, ColumnSearch, MappedColumn
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
-_Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MadeColumn]]
-"""Gets the aggregate's column, the table's types, and the fields of the buffer."""
+_Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MappedColumn]]
+"""Maps fields of a buffer to columns; gets the aggregate's column, the table's types, and the field names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """What Spark keeps of an aggregate: its fields, in their order, and what is made of them."""
+    """Spark's buffer of an aggregate: its fields in order, and the columns made of them."""
 
     fields: tuple[str, ...]
     make: _Make
     of: str = ""
-    """The aggregate of Spark's, where it has another name."""
+    """Spark's name of the aggregate, if it differs from ours."""
 
 
-def _same(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    (value,) = of
-    return [MadeColumn(name, (value,), lambda rows: rows[value])]
+def _same(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    (value,) = fields
+    return [MappedColumn(name, (value,), lambda rows: rows[value])]
 
 
-def _least_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    """To Spark NaN is the largest number, and so the least one of nothing but NaN; here it is none."""
-    (value,) = of
+def _least_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    """Map a minimum. In Spark, NaN is the largest number, so a minimum of NaN means no other value: null here."""
+    (value,) = fields
     if not pa.types.is_floating(types[name]):
-        return _same(name, types, of)
-    return [MadeColumn(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
+        return _same(name, types, fields)
+    return [MappedColumn(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
 
 
-def _largest_value(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    (value,) = of
+def _largest_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    (value,) = fields
 
     def largest(rows: pa.Table) -> Array:
         if pa.types.is_floating(rows[value].type) and (count := pc.sum(pc.is_nan(rows[value])).as_py()):
             raise Refused(
-                f"column {name!r}: the largest value of {count:,} keys is NaN in {value!r} of the state, which max "
-                "passes over here: what the largest number was, the state does not say",
-                hint="leave NaN out of the query's rows, and let it begin anew; or declare the column as update(...)",
+                f"column {name!r}: the maximum of {count:,} keys is NaN ({value!r} of the state); max of slackwater "
+                "ignores NaN, and the state does not have the largest number",
+                hint="filter NaN out and restart the query with a new checkpoint, or declare the column as update(...)",
             )
         return rows[value]
 
-    return [MadeColumn(name, (value,), largest)]
+    return [MappedColumn(name, (value,), largest)]
 
 
-def _sum(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    (total,) = of
-    return [MadeColumn(name, (total,), lambda rows: _scaled(rows[total], types[name]), _unscaled(total, types[name]))]
+def _sum(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    (total,) = fields
+    return [MappedColumn(name, (total,), lambda rows: _scaled(rows[total], types[name]), _unscaled(total, types[name]))]
 
 
 def _unscaled(total: str, kind: pa.DataType) -> str:
@@ -71,78 +71,80 @@ def _unscaled(total: str, kind: pa.DataType) -> str:
 
 
 def _scaled(total: Array, kind: pa.DataType) -> Array:
-    """A sum, where a decimal is wanted and Spark keeps the sum of short decimals as a number without their scale."""
+    """Return a sum with its scale: Spark stores the sum of a short decimal as an integer or a double."""
     if not pa.types.is_decimal(kind) or pa.types.is_decimal(total.type):
         return total
     if pa.types.is_floating(total.type) and not kind.scale:
-        # Spark keeps the sum behind a mean of integers as a double.
+        # Spark stores the sum of a mean of integers as a double.
         return total.cast(kind)
     whole = total.cast(pa.int64()).cast(pa.decimal128(19, 0))
     return pc.multiply(whole, pa.scalar(Decimal(1).scaleb(-kind.scale), pa.decimal128(kind.scale + 1, kind.scale)))
 
 
-def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    total, is_empty = of
+def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    total, is_empty = fields
 
-    def some(rows: pa.Table) -> Array:
-        # Spark's sum of decimals is null from the record on with which it had no room.
+    def nonempty(rows: pa.Table) -> Array:
+        # Spark's sum of decimals becomes null when it overflows.
         if count := pc.sum(pc.and_not(pc.is_null(rows[total]), rows[is_empty])).as_py():
             raise Refused(
-                f"column {name!r}: the sums of {count:,} keys had no room in Spark's decimals, which made them null: "
-                "the state does not say what they were",
-                hint="let the query begin anew with fewer digits; or declare the column as update(...)",
+                f"column {name!r}: the sums of {count:,} keys overflowed Spark's decimals and became null: the state "
+                "does not have them",
+                hint="restart the query with a new checkpoint and fewer digits, or declare the column as update(...)",
             )
         return _unless(rows[is_empty], rows[total])
 
-    return [MadeColumn(name, (total, is_empty), some, "null where it is empty")]
+    return [MappedColumn(name, (total, is_empty), nonempty, "null if it is empty")]
 
 
-def _mean(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    total, number = of
+def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    total, number = fields
 
     kind = types[f"_{name}_sum"]
 
     def mean(rows: pa.Table) -> Array:
-        some = _unless(pc.equal(rows[number], 0), rows[number]).cast(pa.float64())
-        return pc.divide(_scaled(rows[total], kind).cast(pa.float64(), safe=False), some)
+        nonzero = _unless(pc.equal(rows[number], 0), rows[number]).cast(pa.float64())
+        return pc.divide(_scaled(rows[total], kind).cast(pa.float64(), safe=False), nonzero)
 
-    def total_of_some(rows: pa.Table) -> Array:
+    def nonempty_total(rows: pa.Table) -> Array:
         return _unless(pc.equal(rows[number], 0), _scaled(rows[total], kind))
 
     return [
-        MadeColumn(name, (total, number), mean, f"{total} / {number}"),
-        MadeColumn(f"_{name}_sum", (total, number), total_of_some, f"{_unscaled(total, kind) or total}, null of none"),
-        MadeColumn(f"_{name}_count", (number,), lambda rows: rows[number]),
+        MappedColumn(name, (total, number), mean, f"{total} / {number}"),
+        MappedColumn(
+            f"_{name}_sum", (total, number), nonempty_total, f"{_unscaled(total, kind) or total}, null without values"
+        ),
+        MappedColumn(f"_{name}_count", (number,), lambda rows: rows[number]),
     ]
 
 
 def _by_arrival(*, first: bool) -> _Make:
-    """A first or last value of Spark's, which has come first or last: nobody knows by what."""
+    """Return the mapping of Spark's first or last value by arrival, whose ordering value is unknown."""
 
-    def make(name: str, types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-        value, is_set = of
+    def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+        value, is_set = fields
         by = f"_{name}_by"
-        # Any row that comes is later than a null; none is earlier than the least there is.
+        # Every new row is later than null, and no new row is earlier than the smallest value.
         edge = _least(types[by]) if first else None
-        how = "the least there is: no row that comes is earlier" if first else "null: any row that comes is later"
+        how = "the smallest value: no later row is earlier" if first else "null: every later row replaces it"
         return [
-            MadeColumn(
+            MappedColumn(
                 name,
                 (value, is_set),
                 lambda rows: pc.if_else(rows[is_set], rows[value], None),
-                "null where it is not set",
+                "null if it is not set",
             ),
-            MadeColumn(by, (is_set,), lambda rows: pc.if_else(rows[is_set], pa.scalar(edge, types[by]), None), how),
+            MappedColumn(by, (is_set,), lambda rows: pc.if_else(rows[is_set], pa.scalar(edge, types[by]), None), how),
         ]
 
     return make
 
 
-def _by_order(name: str, _types: Mapping[str, pa.DataType], of: Sequence[str]) -> list[MadeColumn]:
-    value, by = of
+def _by_order(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+    value, by = fields
     return [
-        MadeColumn(name, (value,), lambda rows: rows[value]),
-        MadeColumn(f"_{name}_by", (by,), lambda rows: rows[by]),
+        MappedColumn(name, (value,), lambda rows: rows[value]),
+        MappedColumn(f"_{name}_by", (by,), lambda rows: rows[by]),
     ]
 
 
@@ -156,81 +158,96 @@ _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
     "first": (_Buffer(("first", "valueSet"), _by_arrival(first=True)), _Buffer(_EXTREMUM, _by_order, "min_by")),
     "last": (_Buffer(("last", "valueSet"), _by_arrival(first=False)), _Buffer(_EXTREMUM, _by_order, "max_by")),
 }
-_OTHERS = {
+_UNSUPPORTED = {
     "MS": "approx_count_distinct",
     "buf": "an aggregate over all values, such as collect_list",
     "m2": "a variance, a deviation or the like",
 }
-"""Of fields by which other aggregates are known, which these are."""
+"""Aggregates that cannot be adopted, by the start of their field names."""
 
 
-def aggregates(made: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, found: ColumnSearch) -> None:
-    """What the declared aggregates keep, out of a buffer with these fields; `values` are the table's columns."""
-    types = {each.name: each.type for each in values}
+def aggregates(
+    declarations: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, search: ColumnSearch
+) -> None:
+    """Map a buffer with the fields `state` to the columns of declared aggregates.
+
+    `values` are the table's columns. Adds the mapped columns or the problems to `search`.
+    """
+    types = {column.name: column.type for column in values}
     fields, at = list(state), 0
-    for name, declared in made:
-        rest = fields[at:]
-        known = _BUFFERS[declared.function]
-        buffer = next((each for each in known if _fields(rest[: len(each.fields)]) == each.fields), None)
+    for name, declared in declarations:
+        remaining = fields[at:]
+        candidates = _BUFFERS[declared.function]
+        buffer = next(
+            (candidate for candidate in candidates if _fields(remaining[: len(candidate.fields)]) == candidate.fields),
+            None,
+        )
         if buffer is None:
-            expected = " or ".join(f"{each.of or declared.function} ({', '.join(each.fields)})" for each in known)
-            here = f"{rest[0].name} {rest[0].type}{_guess(rest[0].name)}" if rest else "nothing"
-            found.problems.append(
-                f"column {name!r} is {declared}, and the state has {here} at place {at + 1}, where {expected} should be"
+            expected = " or ".join(
+                f"{candidate.of or declared.function} ({', '.join(candidate.fields)})" for candidate in candidates
+            )
+            actual = f"{remaining[0].name} {remaining[0].type}{_guess(remaining[0].name)}" if remaining else "nothing"
+            search.problems.append(
+                f"column {name!r} is {declared}: expected {expected} at position {at + 1} of the state, found {actual}"
             )
             return
-        of = rest[: len(buffer.fields)]
-        at += len(of)
-        for each in buffer.make(name, types, [one.name for one in of]):
-            # A sum of integers is a double in an average, and whole.
-            wrong = [
-                one for one in of if each.of == (one.name,) and not each.how and not taken(one.type, types[each.column])
+        own_fields = remaining[: len(buffer.fields)]
+        at += len(own_fields)
+        for mapped in buffer.make(name, types, [source.name for source in own_fields]):
+            # The sum of a mean of integers is a double with an integral value.
+            unfit = [
+                source
+                for source in own_fields
+                if mapped.of == (source.name,) and not mapped.how and not taken(source.type, types[mapped.column])
             ]
-            found.problems += [
-                f"column {each.column!r} is {types[each.column]}, and {one.name!r} of the state is {one.type}"
-                for one in wrong
+            search.problems += [
+                f"column {mapped.column!r} is {types[mapped.column]}, but {source.name!r} of the state is {source.type}"
+                for source in unfit
             ]
-            found.made.append(each)
-    if rest := fields[at:]:
-        more = ", ".join(f"{each.name} {each.type}" for each in rest[:4]) + (", …" if len(rest) > 4 else "")
-        found.problems.append(
-            f"the state has {len(rest)} fields more than the declared aggregates keep: {more}{_guess(rest[0].name)}"
+            search.columns.append(mapped)
+    if remaining := fields[at:]:
+        more = ", ".join(f"{extra.name} {extra.type}" for extra in remaining[:4]) + (
+            ", …" if len(remaining) > 4 else ""
+        )
+        search.problems.append(
+            f"the state has {len(remaining)} more fields than the declared aggregates: {more}"
+            f"{_guess(remaining[0].name)}"
         )
 
 
 def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
-    """Aggregates that a buffer may be of: function, first field and its type, of each; and the fields of no aggregate.
+    """Guess the aggregates of a buffer: function, first field and its type, for each; and the fields of unknown ones.
 
-    Where several may be, the longest is meant: `sum, count` is a mean.
+    An ambiguous buffer becomes the longest match: `sum, count` is a mean.
     """
-    fields, found, others, at = list(state), [], [], 0
-    every = sorted(
-        ((function, each) for function, known in reversed([*_BUFFERS.items()]) for each in known),
-        key=lambda one: -len(one[1].fields),
+    fields, declarations, unknown, at = list(state), [], [], 0
+    all_buffers = sorted(
+        ((function, candidate) for function, buffers in reversed([*_BUFFERS.items()]) for candidate in buffers),
+        key=lambda entry: -len(entry[1].fields),
     )
     while at < len(fields):
-        for function, each in every:
-            of = fields[at : at + len(each.fields)]
-            if _fields(of) == each.fields:
-                found.append((function, of[0].name, of[0].type))
-                at += len(of)
+        for function, buffer in all_buffers:
+            own_fields = fields[at : at + len(buffer.fields)]
+            if _fields(own_fields) == buffer.fields:
+                declarations.append((function, own_fields[0].name, own_fields[0].type))
+                at += len(own_fields)
                 break
         else:
-            # An aggregate may have fifty of them.
-            one, guess = fields[at], _guess(fields[at].name)
-            alike = [*takewhile(lambda each: _guess(each.name) == guess, fields[at:])] if guess else [one]  # noqa: B023
-            others.append(f"{one.name} {one.type}{' and others' if len(alike) > 1 else ''}{guess}")
-            at += len(alike)
-    return found, others
+            # Aggregates such as approx_count_distinct have fifty fields.
+            first_field, guess = fields[at], _guess(fields[at].name)
+            similar = [*takewhile(lambda other: _guess(other.name) == guess, fields[at:])] if guess else [first_field]  # noqa: B023
+            unknown.append(f"{first_field.name} {first_field.type}{' and others' if len(similar) > 1 else ''}{guess}")
+            at += len(similar)
+    return declarations, unknown
 
 
 def _fields(fields: Sequence[pa.Field]) -> tuple[str, ...]:
-    return tuple(_NUMBERED.fullmatch(each.name)[1] for each in fields)  # type: ignore[index]
+    return tuple(_NUMBERED.fullmatch(buffer_field.name)[1] for buffer_field in fields)  # type: ignore[index]
 
 
 def _guess(name: str) -> str:
-    what = next((what for start, what in _OTHERS.items() if re.fullmatch(rf"{start}(_\d+)*_?", name)), "")
-    return f" (of {what}, which no aggregate of slackwater goes on from: keep it as update(...))" if what else ""
+    guess = next((noun for start, noun in _UNSUPPORTED.items() if re.fullmatch(rf"{start}(_\d+)*_?", name)), "")
+    return f" (of {guess}, which no aggregate of slackwater can continue: declare it as update(...))" if guess else ""
 
 
 def _unless(mask: Array, values: Array) -> Array:

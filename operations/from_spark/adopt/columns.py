@@ -1,4 +1,4 @@
-"""How the columns of a table are made of a query's: by name, by place; and what each one lacks."""
+"""Mapping of a query's columns to a table's, by name or by position, with the problems of columns that do not fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,71 +17,79 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 @dataclass(frozen=True, slots=True)
-class MadeColumn:
-    """One column of a table, and of what it is made."""
+class MappedColumn:
+    """One column of a table, and its sources."""
 
     column: str
     of: tuple[str, ...]
     """Columns of the query's state."""
     make: Callable[[pa.Table], Array]
-    """Gets rows with these columns."""
+    """Computes the column from rows with the source columns."""
     how: str = ""
-    """In words; empty where it is just that column."""
+    """Description of the computation; empty if the source is copied."""
 
 
-def with_gone(there: pa.Table, gone: pa.Table, table: Table) -> pa.Table:
-    """Rows of a table that a batch put, and with `DELETED` those that it deleted, of which `gone` has the keys."""
-    nothing = [pa.nulls(gone.num_rows, each.type) for each in arrow_schema(table.values)]
-    left = pa.table([*gone.columns, *nothing], schema=there.schema)
-    flags = pa.array([False] * there.num_rows + [True] * left.num_rows, pa.bool_())
-    return pa.concat_tables([there, left]).append_column(DELETED, flags)
+def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
+    """Return the changes of a batch with `DELETED`: the rows `put`, and the keys `deleted` with null values."""
+    null_values = [pa.nulls(deleted.num_rows, value.type) for value in arrow_schema(table.values)]
+    deleted_rows = pa.table([*deleted.columns, *null_values], schema=put.schema)
+    flags = pa.array([False] * put.num_rows + [True] * deleted_rows.num_rows, pa.bool_())
+    return pa.concat_tables([put, deleted_rows]).append_column(DELETED, flags)
 
 
 @dataclass(slots=True)
 class ColumnSearch:
-    """The columns that were found so far, and what is wrong with others."""
+    """Columns that are mapped so far, and problems of the others."""
 
-    made: list[MadeColumn] = field(default_factory=list)
+    columns: list[MappedColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def used(self) -> set[str]:
-        """The columns of the state of which something is made."""
-        return {name for each in self.made for name in each.of}
+        """Columns of the state that are mapped."""
+        return {name for mapped in self.columns for name in mapped.of}
 
-    def as_it_is(self, column: str, of: pa.Field, kind: pa.DataType, how: str = "") -> None:
-        """A column that is one of the query's, if its type holds the values."""
-        if taken(of.type, kind):
-            self.made.append(MadeColumn(column, (of.name,), lambda rows: rows[of.name], how))
+    def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
+        """Map a column to a column of the state if its type can store the values; otherwise add a problem."""
+        if taken(source.type, kind):
+            self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
-            self.problems.append(f"column {column!r} is {kind}, and {of.name!r} of the state is {of.type}")
+            self.problems.append(f"column {column!r} is {kind}, but {source.name!r} of the state is {source.type}")
 
 
-def by_name_or_place(wanted: Sequence[Column], state: pa.Schema, found: ColumnSearch, what: str) -> None:
-    """Columns that are the query's under the same name; where there are as many, the others by their place."""
-    names = {each.name.casefold(): each for each in state}
-    at = {each.name: names.pop(each.name.casefold()) for each in wanted if each.name.casefold() in names}
-    rest = [each for each in wanted if each.name not in at]
-    if len(rest) == len(names):
-        # What an expression is called is Spark's to say.
-        at |= zip((each.name for each in rest), names.values(), strict=True)
-    elif rest:
-        has = ", ".join(f"{each.name} {each.type}" for each in state) or "none"
-        found.problems += [
-            f"{what} {each.name!r} ({to_arrow(each.type)}) is none of the state's, which are: {has}" for each in rest
+def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: ColumnSearch, label: str) -> None:
+    """Map columns to columns of the same name; if as many are left over on both sides, by position."""
+    unmatched = {state_field.name.casefold(): state_field for state_field in state}
+    sources = {
+        declared.name: unmatched.pop(declared.name.casefold())
+        for declared in columns
+        if declared.name.casefold() in unmatched
+    }
+    missing = [declared for declared in columns if declared.name not in sources]
+    if len(missing) == len(unmatched):
+        # Spark chooses the names of expressions, so these are mapped by position.
+        sources |= zip((declared.name for declared in missing), unmatched.values(), strict=True)
+    elif missing:
+        stored = ", ".join(f"{state_field.name} {state_field.type}" for state_field in state) or "none"
+        search.problems += [
+            f"{label} {declared.name!r} ({to_arrow(declared.type)}) is missing in the state, which has: {stored}"
+            for declared in missing
         ]
         return
     else:
-        found.problems += [
-            f"{what} {each.name!r} ({each.type}) of the state is none of the table's" for each in names.values()
+        search.problems += [
+            f"{label} {state_field.name!r} ({state_field.type}) of the state is missing in the table"
+            for state_field in unmatched.values()
         ]
-    for column in wanted:
-        kind, of = to_arrow(column.type), at[column.name]
-        if taken(of.type, kind):
-            how = "" if column.name.casefold() == of.name.casefold() else "by its place"
-            found.made.append(MadeColumn(column.name, (of.name,), partial(_cast, of.name, kind), how))
+    for column in columns:
+        kind, source = to_arrow(column.type), sources[column.name]
+        if taken(source.type, kind):
+            how = "" if column.name.casefold() == source.name.casefold() else "by position"
+            search.columns.append(MappedColumn(column.name, (source.name,), partial(_cast, source.name, kind), how))
         else:
-            found.problems.append(f"{what} {column.name!r} is {kind}, and {of.name!r} of the state is {of.type}")
+            search.problems.append(
+                f"{label} {column.name!r} is {kind}, but {source.name!r} of the state is {source.type}"
+            )
 
 
 def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:

@@ -1,7 +1,7 @@
-"""Rows of a table that are made of several of a query's: lists of sessions, of rows that wait, all variables of a key.
+"""Mapping of several rows of a query to one row of a table: sessions, waiting rows of joins, variables of a key.
 
-A query's change is one of them; the table's is the whole row. So the query's rows are kept beside, in a database that
-goes to disk where they are many, and of each batch the keys that it touched are put together again.
+A change of the query has one of these rows, but the table needs the complete row. So the query's rows are kept in a
+database, on disk if they exceed the memory limit, and the rows of changed keys are computed again for each batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,41 +15,41 @@ from ....store.versions.manifest import Table
 from ...exchange.initialise import MEMORY
 from ..attach.tables import fitting
 from ..checkpoint.protocol import DELETED, ReadableTable
-from .columns import Array, MadeColumn, with_gone
+from .columns import Array, MappedColumn, with_deleted
 
 _BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """What one of the query's tables gives."""
+    """Contribution of one of the query's tables to the row of a key."""
 
     state: ReadableTable
-    made: tuple[MadeColumn, ...]
-    """The table's key, what tells rows of one key apart, and what is kept of each row: columns of the database's."""
+    columns: tuple[MappedColumn, ...]
+    """Columns of the database's table: the key, the columns in `ids`, and the values that are kept."""
     ids: tuple[str, ...]
-    """Those that tell the rows of one key apart."""
+    """Columns that distinguish the rows of a key."""
     per_key: tuple[tuple[str, str], ...]
-    """What is made of all rows of a key: columns, and aggregates in DuckDB's SQL."""
+    """Columns that are aggregated over the rows of a key, and their DuckDB expressions."""
 
     def flat(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Rows with these of its columns."""
-        makers = {each.column: each for each in self.made}
+        """Return the database's columns of these names for rows of the state."""
+        makers = {column.column: column for column in self.columns}
         return pa.table([_chunked(makers[name].make(state)) for name in columns], names=list(columns))
 
 
 @dataclass(slots=True)
 class Grouped:
-    """Rows of a table, each made of the rows of its key in the query's tables. See `adoption.AdoptedRows`.
+    """Implementation of `adoption.AdoptedRows` for rows that combine all rows of a key.
 
-    `values` are the table's value columns in DuckDB's SQL, over what `KeyPart.per_key` gives.
+    `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
 
     parts: tuple[KeyPart, ...]
     table: Table
     values: tuple[tuple[str, str], ...]
-    made: tuple[MadeColumn, ...]
-    """For people."""
+    columns: tuple[MappedColumn, ...]
+    """Columns for reports."""
     key: tuple[str, ...] = field(init=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)
     _: InitVar[None] = None
@@ -59,67 +59,69 @@ class Grouped:
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
-        """The query's tables."""
-        return tuple(each.state for each in self.parts)
+        """The query's tables that are mapped."""
+        return tuple(part.state for part in self.parts)
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        """All rows of the table at the end of a batch."""
+        """Yield all rows of the table at the end of a batch."""
         self.recall(states)
         yield from self._rows("")
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Begin with what the query's tables had at the end of a batch."""
-        # Here, and not above: who only wants to know the mapping needs no database.
+        """Load the rows of the query's tables at the end of a batch."""
+        # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
         con = self._con = empty_database()
         con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{MEMORY}'")
         for number, (part, rows) in enumerate(zip(self.parts, states, strict=True)):
-            columns = [each.column for each in part.made]
-            there = False
-            for batch in (part.flat(pa.Table.from_batches([each]), columns) for each in rows):
+            columns = [column.column for column in part.columns]
+            exists = False
+            for batch in (part.flat(pa.Table.from_batches([state_batch]), columns) for state_batch in rows):
                 con.register("came", batch)
-                con.execute(f"INSERT INTO t{number} FROM came" if there else f"CREATE TABLE t{number} AS FROM came")
-                there = True
-            if not there:
+                con.execute(f"INSERT INTO t{number} FROM came" if exists else f"CREATE TABLE t{number} AS FROM came")
+                exists = True
+            if not exists:
                 state = pa.schema([*part.state.key, *part.state.values]).empty_table()
                 con.register("came", part.flat(state, columns))
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """What a batch changed, with `DELETED`."""
+        """Return a batch's changes with `DELETED`."""
         con = self._con
-        assert con is not None  # noqa: S101  it begins with a whole state
+        assert con is not None  # noqa: S101  `recall` was called
         keys = _listed(self.key)
         touched = []
         for number, (part, state) in enumerate(zip(self.parts, states, strict=True)):
-            known, columns = [*self.key, *part.ids], [each.column for each in part.made]
-            con.register(f"gone{number}", part.flat(state, known))
+            row_ids, columns = [*self.key, *part.ids], [column.column for column in part.columns]
+            con.register(f"gone{number}", part.flat(state, row_ids))
             con.register(f"came{number}", part.flat(state.filter(pa.compute.invert(state[DELETED])), columns))
-            con.execute(f"DELETE FROM t{number} USING gone{number} g WHERE {_equal(f't{number}', 'g', known)}")
+            con.execute(f"DELETE FROM t{number} USING gone{number} g WHERE {_equal(f't{number}', 'g', row_ids)}")
             con.execute(f"INSERT INTO t{number} FROM came{number}")
             touched.append(f"SELECT DISTINCT {keys} FROM gone{number}")
         con.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(touched)}")
-        there = pa.concat_tables([self._empty(), *self._rows("touched")])
-        con.register("found", there.select(list(self.key)))
-        gone = con.sql(f"SELECT t.* FROM touched t ANTI JOIN found f ON {_equal('t', 'f', self.key)}").to_arrow_table()
-        return with_gone(there, fitting(gone, self.table.key), self.table)
+        current = pa.concat_tables([self._empty(), *self._rows("touched")])
+        con.register("found", current.select(list(self.key)))
+        deleted = con.sql(
+            f"SELECT t.* FROM touched t ANTI JOIN found f ON {_equal('t', 'f', self.key)}"
+        ).to_arrow_table()
+        return with_deleted(current, fitting(deleted, self.table.key), self.table)
 
     def _rows(self, touched: str) -> Iterator[pa.Table]:
         con = self._con
         assert con is not None  # noqa: S101
         keys, with_parts, joins = _listed(self.key), [], []
         for number, part in enumerate(self.parts):
-            of = f"t{number}"
+            source = f"t{number}"
             if touched:
-                of = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_equal('t', 'k', self.key)})"
-            made = ", ".join(f"{made} AS {_quoted(name)}" for name, made in part.per_key)
-            with_parts.append(f"p{number} AS (SELECT {keys}, {made} FROM {of} GROUP BY {keys})")
+                source = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_equal('t', 'k', self.key)})"
+            aggregates = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in part.per_key)
+            with_parts.append(f"p{number} AS (SELECT {keys}, {aggregates} FROM {source} GROUP BY {keys})")
             joins.append(f"LEFT JOIN p{number} ON {_equal('k', f'p{number}', self.key)}")
-        every = " UNION ".join(f"SELECT {keys} FROM p{number}" for number in range(len(self.parts)))
-        mine = ", ".join(f"k.{_quoted(name)}" for name in self.key)
-        values = ", ".join(f"{made} AS {_quoted(name)}" for name, made in self.values)
-        query = f"WITH {', '.join(with_parts)} SELECT {mine}, {values} FROM ({every}) k {' '.join(joins)}"
+        all_keys = " UNION ".join(f"SELECT {keys} FROM p{number}" for number in range(len(self.parts)))
+        key_columns = ", ".join(f"k.{_quoted(name)}" for name in self.key)
+        values = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in self.values)
+        query = f"WITH {', '.join(with_parts)} SELECT {key_columns}, {values} FROM ({all_keys}) k {' '.join(joins)}"
         for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
             yield fitting(batch, self.table.columns)
 
@@ -135,22 +137,22 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _equal(left: str, right: str, names: Iterable[str]) -> str:
-    return " AND ".join(f"{left}.{_quoted(name)} IS NOT DISTINCT FROM {right}.{_quoted(name)}" for name in names)
+def _equal(first: str, second: str, names: Iterable[str]) -> str:
+    return " AND ".join(f"{first}.{_quoted(name)} IS NOT DISTINCT FROM {second}.{_quoted(name)}" for name in names)
 
 
 def struct(fields: Sequence[str]) -> str:
-    """A struct of columns of these names, in DuckDB's SQL."""
+    """Return the DuckDB expression for a struct of columns."""
     return "struct_pack(" + ", ".join(f"{_quoted(name)} := {_quoted(name)}" for name in fields) + ")"
 
 
 def listed(fields: Sequence[str], order: Sequence[str]) -> str:
-    """A list of structs of columns of these names, in the order of others."""
+    """Return the DuckDB expression for the list of structs of a key's rows, ordered by the columns `order`."""
     return f"list({struct(fields)} ORDER BY {_listed(order)})"
 
 
 def quoted(name: str) -> str:
-    """A column in DuckDB's SQL."""
+    """Quote a column name for DuckDB."""
     return _quoted(name)
 
 

@@ -1,4 +1,4 @@
-"""A program to begin with: it declares a stage that a query's state fits, as far as the state says what it is of."""
+"""Generator of a program that declares a stage for a query's state, as a template for the user."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,40 +12,40 @@ from ....state.kinds.due import window_of
 from ..checkpoint.protocol import ReadableTable, times_out
 from .buffers import declared_from
 
-_TODO = "# The query's own: from the source's rows to those before its stateful operator."
+_TODO = "# TODO: the query's steps between its source and its stateful operator."
 
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What a stage is declared with."""
+    """Declaration of a stage."""
 
     key: Sequence[str]
     state: str
     columns: Sequence[tuple[str, str]]
-    """Of the rows that its function gives, with Spark's types."""
+    """Columns of the rows that its function returns, with Spark's types."""
     right: Sequence[tuple[str, str]] = ()
-    """Of the second input of a join."""
-    before: str = ""
-    """Functions that the state names."""
+    """Columns of a join's second input."""
+    functions: str = ""
+    """Source of the functions that the state uses."""
     watermark: str = ""
-    """The column with one."""
+    """Column with the watermark."""
     notes: Sequence[str] = ()
     more: str = ""
     """Further arguments of the stage."""
-    made: Mapping[str, str] | None = None
-    """Columns that are made of others: expressions."""
+    computed: Mapping[str, str] | None = None
+    """Expressions of computed columns by name."""
 
 
 def program_text(
     tables: Sequence[ReadableTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
 ) -> str:
-    """The text of a Python file. Raises `Refused` for state that no declaration takes over, by name."""
+    """Return the text of a Python file. Raises `Refused` for state that no declaration can adopt."""
     first = tables[0]
     if len(tables) > 1 and first.kind not in ("join", "transform"):
-        kinds = ", ".join(f"{each.name or first.kind} ({each.kind})" for each in tables)
+        kinds = ", ".join(f"{state_table.name or first.kind} ({state_table.kind})" for state_table in tables)
         raise Refused(
-            f"the query has several stateful operators, {kinds}, and a stage has one state",
-            hint="attach it instead: its tables can be queried, and none is computed on",
+            f"the query has several stateful operators ({kinds}), but a stage has one state",
+            hint="attach the query instead, which makes its tables queryable",
         )
     declare = {
         **dict.fromkeys(("aggregate", "window", "total"), _aggregate),
@@ -64,24 +64,24 @@ def program_text(
 def _aggregate(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
     declared, columns, notes = _aggregates(table.values)
-    key, of_key, made, watermark = _key(table)
+    key, of_key, computed, watermark = _key(table)
     if watermark:
-        notes.append('of a query in append mode, say event_time=sw.event_time(emits="final") and writes=')
+        notes.append('if the query is in append mode, add event_time=sw.event_time(emits="final") and writes=')
     return _Declared(
-        key, _call("aggregate", declared), [*of_key, *columns], watermark=watermark, made=made, notes=notes
+        key, _call("aggregate", declared), [*of_key, *columns], watermark=watermark, computed=computed, notes=notes
     )
 
 
 def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], list[str]]:
-    """Arguments, the columns that they are of, and what cannot be declared."""
-    found, others = declared_from(values)
-    if others:
+    """Return the declaration's arguments, input columns and notes. Raises `Refused` for unknown aggregates."""
+    declarations, unknown = declared_from(values)
+    if unknown:
         raise Refused(
-            f"the query keeps what no aggregate of slackwater goes on from: {'; '.join(others)}",
-            hint="attach it instead; or leave that out of the query, and let it run a batch anew",
+            f"the query has state that no aggregate of slackwater can continue: {'; '.join(unknown)}",
+            hint="attach the query instead, or remove those aggregates and restart it with a new checkpoint",
         )
     declared, columns = [], []
-    for number, (function, field, kind) in enumerate(found, 1):
+    for number, (function, field, kind) in enumerate(declarations, 1):
         name, of = f"{function}_{number}", f"of_{function}_{number}"
         by = f", by={f'{of}_order'!r}" if function in ("first", "last") else ""
         declared.append(f"{name}=sw.{function}({'' if function == 'count' else repr(of)}{by})")
@@ -90,12 +90,16 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
         if by:
             order = values.field(values.get_field_index(field) + 1)
             columns.append((f"{of}_order", "bigint" if pa.types.is_boolean(order.type) else _spark(order.type)))
-    alike = any(field.startswith("valueWith") for _, field, _ in found)
-    return declared, columns, ["last is of max_by; of min_by, say first: their states look alike"] * alike
+    has_extremum = any(field.startswith("valueWith") for _, field, _ in declarations)
+    return (
+        declared,
+        columns,
+        ["last corresponds to max_by; replace it by first for min_by, whose state looks the same"] * has_extremum,
+    )
 
 
 def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
-    """The type of a column whose sum has this one: sums of decimals are ten digits wider."""
+    """Return the type of a column whose sum has the type `kind`: a sum of decimals is ten digits wider."""
     if function in ("sum", "mean") and pa.types.is_decimal(kind):
         return pa.decimal128(max(1, kind.precision - 10, kind.scale), kind.scale)
     return kind
@@ -106,104 +110,103 @@ def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
     begin = table.key.names[-1]
     window, *_ = table.values.names
     declared, columns, notes = _aggregates(pa.schema(list(table.values)[1:]))
-    key = [(each.name, _spark(each.type)) for each in table.key if each.name != begin]
-    made = {window: 'F.session_window("at", "5 minutes")'}
+    key = [(key_field.name, _spark(key_field.type)) for key_field in table.key if key_field.name != begin]
+    computed = {window: 'F.session_window("at", "5 minutes")'}
     return _Declared(
         [*(name for name, _ in key), window], _call("aggregate", declared), [*key, *columns, ("at", "timestamp")],
-        watermark="at", made=made,
+        watermark="at", computed=computed,
         more=f'writes=sw.sink("{app}-sessions"),\n    event_time=sw.event_time(emits="final"),',
-        notes=[*notes, "the query's own gap and watermark stand in the place of these"],
+        notes=[*notes, "replace the gap and the watermark by the query's own"],
     )  # fmt: skip
 
 
 def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
-    key, columns, made, _ = _key(table)
+    key, columns, computed, _ = _key(table)
     expires = bool(len(table.values))
     ddl = ", ".join(f"{name} {kind}" for name, kind in columns)
-    kept = "until timestamp" if expires else "seen boolean"
-    state = f'sw.update(first_of_each, state="{kept}", emits="{ddl}")'
+    state_columns = "until timestamp" if expires else "seen boolean"
+    state = f'sw.update(first_of_each, state="{state_columns}", emits="{ddl}")'
     value = 'pa.nulls(state.num_rows, pa.timestamp("us", "UTC"))' if expires else "pa.repeat(True, state.num_rows)"
     name = "until" if expires else "seen"
-    before = f'''
+    functions = f'''
         import pyarrow as pa
         import pyarrow.compute as pc
 
 
         def first_of_each(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-            """Emit a key that was not there before."""
+            """Emit each new key."""
             new = state.filter(pc.is_null(state[{name!r}]))
-            return pa.table({{{name!r}: {value}}}), new.select({[each for each, _ in columns]!r})
+            return pa.table({{{name!r}: {value}}}), new.select({[name for name, _ in columns]!r})
         '''
-    notes = (
-        ['until is when a duplicate is not left out any more: set it as the query does, and due="until"']
-        if expires
-        else []
-    )
-    return _Declared(key, state, columns, before=before, made=made, notes=notes)
+    notes = ['until is when a key expires: set it as the query does, and add due="until"'] if expires else []
+    return _Declared(key, state, columns, functions=functions, computed=computed, notes=notes)
 
 
 def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
-    left, right = (
-        [(each.name, _spark(each.type)) for each in table.values if each.name != "matched"] for table in tables
+    left_columns, right_columns = (
+        [(value.name, _spark(value.type)) for value in table.values if value.name != "matched"] for table in tables
     )
-    times = [next((name for name, kind in side if kind == "timestamp"), "") for side in (left, right)]
+    times = [next((name for name, kind in side if kind == "timestamp"), "") for side in (left_columns, right_columns)]
     if not all(times):
-        raise Refused("the rows of the query's join have no timestamp, by which a join of slackwater forgets them")
+        raise Refused("the rows of the query's join have no timestamp column, which slackwater needs to expire them")
     key = [f"key_{number}" for number, _ in enumerate(tables[0].key.names[:-1])]
-    made = {name: f"F.col({column!r})" for name, (column, _) in zip(key, left, strict=False)}
+    computed = {name: f"F.col({column!r})" for name, (column, _) in zip(key, left_columns, strict=False)}
     notes = [
-        "within, how, the key and the watermarks are the query's to say",
-        "its state keeps the columns of each side as they are: none of them may have the name of another",
+        "set within, how, the key and the watermarks as in the query",
+        "keep the columns of each side as in the query's state; their names must be unique",
     ]
     state = f'sw.join({sides[0]!r}, {sides[1]!r}, within="1 hour")'
-    return _Declared(key, state, left, right=right, watermark=times[0], made=made, notes=notes)
+    return _Declared(key, state, left_columns, right=right_columns, watermark=times[0], computed=computed, notes=notes)
 
 
 def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
-    fields = [(each.name, _spark(each.type)) for each in table.values]
+    fields = [(value.name, _spark(value.type)) for value in table.values]
     timed = times_out(table.values)
-    key, columns, made, _ = _key(table)
+    key, columns, computed, _ = _key(table)
     ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -2 if timed else None])
     output = ", ".join(f"{name} {kind}" for name, kind in columns)
-    before = '''
+    functions = '''
         def the_function(key, frames, state):
-            """The query's own."""
+            """TODO: the query's function."""
             raise NotImplementedError
         '''
     timeout = "ProcessingTimeTimeout" if timed else "NoTimeout"
     state = f'sw.pandas_state(the_function, "{output}", "{ddl}", "{timeout}")'
-    return _Declared(key, state, columns, before=before, made=made)
+    return _Declared(key, state, columns, functions=functions, computed=computed)
 
 
 def _transform(tables: Sequence[ReadableTable]) -> _Declared:
     raise Refused(
-        "a class of transformWithState is its own declaration: state=sw.processor(TheClass(), output, …)",
-        hint="write the stage with the class, and adopt the query with --dry-run",
+        "a class of transformWithState needs no generated state: use state=sw.processor(TheClass(), output, …)",
+        hint="write the stage with the class, then check it with adopt --dry-run",
     )
 
 
 def _update(tables: Sequence[ReadableTable]) -> _Declared:
     (table,) = tables
-    key, columns, made, _ = _key(table)
-    ddl = ", ".join(f"{each.name} {_spark(each.type)}" for each in table.values)
-    before = '''
+    key, columns, computed, _ = _key(table)
+    ddl = ", ".join(f"{value.name} {_spark(value.type)}" for value in table.values)
+    functions = '''
         def go_on(rows, state):
-            """What the query's function does with the rows of each key."""
+            """TODO: the query's function of the rows of each key."""
             raise NotImplementedError
         '''
-    return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, before=before, made=made)
+    return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, functions=functions, computed=computed)
 
 
 def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
-    """The key's names, the columns that they are made of, and how, and the column with a watermark."""
+    """Return the key's names, its input columns, its computed columns, and the column with a watermark."""
     if table.kind in ("total", "limit"):
         return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
     window = window_of(table.key)
-    columns = [("at", "timestamp") if each.name == window else (each.name, _spark(each.type)) for each in table.key]
-    made = {window: 'F.window("at", "1 hour")'} if window else {}
-    return table.key.names, columns, made, "at" if window else ""
+    columns = [
+        ("at", "timestamp") if key_field.name == window else (key_field.name, _spark(key_field.type))
+        for key_field in table.key
+    ]
+    computed = {window: 'F.window("at", "1 hour")'} if window else {}
+    return table.key.names, columns, computed, "at" if window else ""
 
 
 def _call(name: str, arguments: Sequence[str]) -> str:
@@ -214,9 +217,9 @@ def _call(name: str, arguments: Sequence[str]) -> str:
     )
 
 
-def _text(made: _Declared, topics: Sequence[str], app: str, stage: str, where: str, query: str) -> str:
+def _text(declared: _Declared, topics: Sequence[str], app: str, stage: str, where: str, query: str) -> str:
     reads = [f"sw.topic({topic!r})" for topic in topics]
-    key = repr(made.key[0]) if len(made.key) == 1 else f"({', '.join(map(repr, made.key))})"
+    key = repr(declared.key[0]) if len(declared.key) == 1 else f"({', '.join(map(repr, declared.key))})"
     names = [_argument(topic, number) for number, topic in enumerate(topics)]
     lines = [
         f'"""The query {query} of {where} as a stage."""',
@@ -224,43 +227,45 @@ def _text(made: _Declared, topics: Sequence[str], app: str, stage: str, where: s
         "import slackwater as sw",
         "from pyspark.sql import DataFrame",
         "from pyspark.sql import functions as F",
-        *textwrap.dedent(made.before).rstrip().splitlines(),
+        *textwrap.dedent(declared.functions).rstrip().splitlines(),
         "",
         f"app = sw.App({app!r})",
         "",
         "",
-        *(f"# {note}" for note in made.notes),
+        *(f"# {note}" for note in declared.notes),
         "@app.stage(",
         f"    name={stage!r},",
         f"    reads={reads[0] if len(reads) == 1 else '(' + ', '.join(reads) + ')'},",
         f"    key={key},",
-        f"    state={made.state},",
-        *([f"    {made.more}"] if made.more else []),
+        f"    state={declared.state},",
+        *([f"    {declared.more}"] if declared.more else []),
         ")",
         f"def {stage.replace('-', '_')}({', '.join(f'{name}: DataFrame' for name in names)})"
-        f" -> {'tuple[DataFrame, DataFrame]' if made.right else 'DataFrame'}:",
+        f" -> {'tuple[DataFrame, DataFrame]' if declared.right else 'DataFrame'}:",
         f"    {_TODO}",
     ]
     for number, name in enumerate(names):
-        side = made.right if number and made.right else made.columns
+        side = declared.right if number and declared.right else declared.columns
         ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
         if side:
             rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
             lines.append(f'    {name} = {name}.select({rows}).select("r.*")')
-        time = next((column for column, kind in side if kind == "timestamp"), "") if made.right else made.watermark
+        time = (
+            next((column for column, kind in side if kind == "timestamp"), "") if declared.right else declared.watermark
+        )
         if time:
             lines.append(f'    {name} = {name}.withWatermark({time!r}, "10 minutes")')
-        for place, (column, of) in enumerate((made.made or {}).items()):
-            of_side = f"F.col({side[place][0]!r})" if made.right else of
+        for index, (column, of) in enumerate((declared.computed or {}).items()):
+            of_side = f"F.col({side[index][0]!r})" if declared.right else of
             lines.append(f"    {name} = {name}.withColumn({column!r}, {of_side})")
     union = names[0] + "".join(f".unionByName({name})" for name in names[1:])
-    lines.append(f"    return {', '.join(names) if made.right else union}")
+    lines.append(f"    return {', '.join(names) if declared.right else union}")
     return "\n".join(lines) + "\n"
 
 
 def _argument(topic: str, number: int) -> str:
-    word = "".join(each if each.isalnum() else "_" for each in topic.lower()).strip("_")
-    return word if word.isidentifier() else f"messages_{number}"
+    name = "".join(character if character.isalnum() else "_" for character in topic.lower()).strip("_")
+    return name if name.isidentifier() else f"messages_{number}"
 
 
 def _spark(kind: pa.DataType) -> str:

@@ -1,7 +1,8 @@
-"""A stage beside the live query that it is to replace: each of the query's batches, run again by the program.
+"""Shadow run of a stage beside the live query that it is to replace: the program replays each of the query's batches.
 
-The query's versions are made in a store of this process, as an adoption makes them; each batch is then replayed over
-the version before it, from the same offsets, and compared. So a difference is that of its batch, and of no earlier one.
+The query's batches become versions in a temporary local store, as in an adoption. Each batch is replayed over the
+version before it, with the same offsets, and compared. So a reported difference is from its batch and not from an
+earlier one.
 """
 
 import tempfile
@@ -32,35 +33,35 @@ from .adoption import AdoptedBatch, Adoption
 
 @dataclass(frozen=True, slots=True)
 class ShadowBatch:
-    """A batch of the query, and of the stage over the same records."""
+    """Comparison of a batch of the query with the stage's result for the same records."""
 
     batch: int
     time_ms: int
-    """When the query committed it."""
+    """Commit time of the query's batch."""
     records: int
-    """How many the stage read for it."""
+    """Number of records that the stage read for the batch."""
     keys: int
-    """How many the query's batch changed."""
+    """Number of keys that the query's batch changed."""
     different: KeyChanges | None
-    """The keys whose rows differ: the query's (`before`), and the stage's (`after`). None where all are equal."""
+    """Keys whose rows differ: the query's in `before`, the stage's in `after`. None if all are equal."""
 
 
 @dataclass(slots=True)
 class Shadow:
-    """Follows the query. Raises, from all that it does, as an adoption and a replay."""
+    """Follows the query. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
-    """It replays the query's versions."""
+    """The program that replays the query's versions."""
     equal: int = field(default=0, init=False)
-    """How many batches in a row were equal, up to the last one."""
+    """Number of equal batches since the last difference."""
     equal_ms: int = field(default=0, init=False)
-    """From the commit of the batch before the first of these to that of the last."""
+    """Time covered by the equal batches, from the commit before the first to that of the last."""
     _head: Manifest | None = field(default=None, init=False)
     _last_ms: int = field(default=0, init=False)
 
     def round(self) -> Iterator[ShadowBatch]:
-        """The batches that are there and were not compared yet."""
+        """Yield the comparison of each new batch."""
         committed = self.adoption.checkpoint.committed()
         steps: list[AdoptedBatch] = []
         self.adoption.on_step = steps.append
@@ -70,7 +71,7 @@ class Shadow:
             self._head = self.adoption.advance(self._head)
             for step in steps:
                 if step.manifest.traits.reads_records:
-                    yield self._compared(step)
+                    yield self._compare_batch(step)
                 else:
                     self._last_ms = step.manifest.time_ms
 
@@ -79,19 +80,19 @@ class Shadow:
         adopted = self._head.adopted if self._head is not None else None
         return adopted.next_batch if adopted is not None else self.adoption.batches[0]
 
-    def _compared(self, step: AdoptedBatch) -> ShadowBatch:
+    def _compare_batch(self, step: AdoptedBatch) -> ShadowBatch:
         version = step.manifest
-        found = compare(StageReplay.of(self.program, version), {})
-        different = _without_evicted(found.different, version) if found.different else None
+        comparison = compare(StageReplay.of(self.program, version), {})
+        different = _without_evicted(comparison.different, version) if comparison.different else None
         self.equal = 0 if different else self.equal + 1
         self.equal_ms = self.equal_ms + version.time_ms - self._last_ms if self.equal else 0
         self._last_ms = version.time_ms
-        records = sum(count for _, count in found.read)
+        records = sum(count for _, count in comparison.read)
         return ShadowBatch(step.batch, version.time_ms, records, step.rows, different or None)
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
-    """Without windows that the query has forgotten, as the watermark has passed them: a stage keeps its rows."""
+    """Drop differences in windows that the query has evicted because of the watermark; stages keep their rows."""
     window = window_of(arrow_schema(version.table.key)) if version.table is not None else None
     times = version.event_time
     if window is None or times is None or times.watermark_ms is None:
@@ -103,19 +104,18 @@ def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
 
 @contextmanager
 def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Shadow]:
-    """Begin behind the last batch of `adopting`, which has all rows; its store gets nothing."""
-    made = adopting.adoption
-    if made is None or adopting.plan is None:
-        raise Refused("the query has become the stage: there is nothing to compare it with")
-    if constant := sorted(made.constant):
+    """Compare the batches after the last one of `adopting`. The app's store is not changed."""
+    planned = adopting.adoption
+    if planned is None or adopting.plan is None:
+        raise Refused("the query was already adopted as this stage: --shadow compares before that")
+    if constant := sorted(planned.constant):
         raise Refused(
-            f"the query's offsets are none of the topic {constant[0]!r}: its batches cannot be read again, so the "
-            "program cannot be compared with it",
-            hint="--dry-run says what would become of the state, without --shadow",
+            f"the query has no offsets of the topic {constant[0]!r}, so its batches cannot be replayed and compared",
+            hint="use --dry-run without --shadow to see how the state would be mapped",
         )
     with tempfile.TemporaryDirectory(prefix="slackwater-shadow-", ignore_cleanup_errors=True) as folder:
         store = LocalStore(Path(folder) / "store")
-        apps.ensure_app(store, made.info)
-        adoption = replace(made, store=store, cache=cache, channels=dict)
+        apps.ensure_app(store, planned.info)
+        adoption = replace(planned, store=store, cache=cache, channels=dict)
         with open_program(adopting.program, store, cache, kafka) as program:
             yield Shadow(adoption, program)

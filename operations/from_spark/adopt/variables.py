@@ -1,4 +1,4 @@
-"""The state variables of a class for Spark's `transformWithState`, as the columns of one row of a key."""
+"""Mapping of the state variables of a `transformWithState` class to columns of a key's row."""
 
 from collections.abc import Sequence
 
@@ -13,122 +13,126 @@ from ....store.sst.arrow_types import from_arrow
 from ....store.sst.types import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
-from .columns import Array, ColumnSearch, MadeColumn, by_name_or_place
+from .columns import Array, ColumnSearch, MappedColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
-"""When an element of a list expires, beside its value."""
+"""Field with the expiry of a list element, beside its value."""
 _AT = "_at"
 
 
 def processed(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, found: ColumnSearch
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """All variables of a key, and its timers: Spark has a table for each."""
-    assert isinstance(kind, Processor)  # noqa: S101  its tag says so
-    if {each.kind for each in states} != {"transform"}:
+    """Map the state variables and timers of a class: Spark has a table for each."""
+    assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
+    if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind
-        found.problems.append(f"{kind} goes on from a class of transformWithState, and the query keeps {keeps}")
+        search.problems.append(f"{kind} requires a class of transformWithState, but the query has the operator {keeps}")
         return None
-    by_name = {each.name: each for each in states}
+    by_name = {state.name: state for state in states}
     missing = [name for name in kind.variables if name not in by_name]
     if len(missing) == 1 and "" in by_name:
-        # The query's first table has no name of its own.
+        # The query's first table has no name.
         by_name[missing.pop()] = by_name.pop("")
-    found.problems += [f"state variable {name!r} is none of the query's" for name in missing]
-    more = by_name.keys() - kind.variables.keys() - {TIMERS}
-    found.problems += [f"state variable {name!r} of the query is none of the class's" for name in sorted(more)]
-    types = {each.name: each.type for each in arrow_schema(table.values)}
+    search.problems += [f"state variable {name!r} is missing in the query" for name in missing]
+    extra = by_name.keys() - kind.variables.keys() - {TIMERS}
+    search.problems += [f"state variable {name!r} of the query is missing in the class" for name in sorted(extra)]
+    types = {column.name: column.type for column in arrow_schema(table.values)}
     parts = [
-        _variable(name, variable, types[name], by_name[name], table, found)
+        _variable(name, variable, types[name], by_name[name], table, search)
         for name, variable in kind.variables.items()
         if name in by_name
     ]
     if TIMERS in types and TIMERS in by_name:
-        parts.append(_timers(by_name[TIMERS], table, found))
-    if found.problems:
+        parts.append(_timers(by_name[TIMERS], table, search))
+    if search.problems:
         return None
     dues = [f"p{number}.{_AT}" for number, part in enumerate(parts) if any(name == _AT for name, _ in part.per_key)]
     values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _AT]
-    known = {name for name, _ in values}
-    values += [(each.name, "NULL") for each in table.values if each.name not in known and each.name != DUE]
+    mapped = {name for name, _ in values}
+    values += [(column.name, "NULL") for column in table.values if column.name not in mapped and column.name != DUE]
     if DUE in types:
         values.append((DUE, f"least({', '.join(dues)})" if dues else "NULL"))
-    for_people = [each for each in parts[0].made if each.column in {column.name for column in table.key}]
+    reported = [
+        mapped_column
+        for mapped_column in parts[0].columns
+        if mapped_column.column in {column.name for column in table.key}
+    ]
     for part in parts:
-        of = part.state.values.names or part.state.key.names[-1:]
-        for_people.append(MadeColumn(part.per_key[0][0], tuple(of), lambda rows: rows, "the variable"))
-    return Grouped(tuple(parts), table, tuple(values), tuple(for_people))
+        value_names = part.state.values.names or part.state.key.names[-1:]
+        reported.append(MappedColumn(part.per_key[0][0], tuple(value_names), lambda rows: rows, "the variable"))
+    return Grouped(tuple(parts), table, tuple(values), tuple(reported))
 
 
 def _variable(
-    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, found: ColumnSearch
+    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, search: ColumnSearch
 ) -> KeyPart:
-    key, rest = _key(state, table, found)
-    made, order = list(key), ""
+    key, remaining_key = _key(state, table, search)
+    columns, order = list(key), ""
     ids: tuple[str, ...] = ()
     timed = bool(variable.ttl_ms)
-    # Elements of a list have each their own within.
-    own = pa.schema(list(state.values)[: -1 if timed and variable.form != "list" else None])
+    # The expiry is the last column, except in a list, whose elements have it.
+    value_fields = pa.schema(list(state.values)[: -1 if timed and variable.form != "list" else None])
     if variable.form == "list":
-        (column,) = own.names
+        (column,) = value_fields.names
         fields = kind.value_type
-        made.append(MadeColumn("_value", (column,), lambda rows: _elements(rows[column], fields, timed=timed)))
+        columns.append(MappedColumn("_value", (column,), lambda rows: _elements(rows[column], fields, timed=timed)))
         value = 'first("_value")'
         if timed:
-            made.append(MadeColumn("_ttl", (column,), lambda rows: _expirations(rows[column])))
+            columns.append(MappedColumn("_ttl", (column,), lambda rows: _expirations(rows[column])))
     elif variable.form == "map":
-        keys = _struct(f"{name} key", "k", kind.key_type, rest, found)
-        entries = _struct(name, "v", kind.item_type, own, found)
-        made += [*keys, *entries]
-        ids = tuple(each.column for each in keys)
-        order = ", ".join(f"{quoted(each)} NULLS FIRST" for each in ids)
+        keys = _struct(f"{name} key", "k", kind.key_type, remaining_key, search)
+        entries = _struct(name, "v", kind.item_type, value_fields, search)
+        columns += [*keys, *entries]
+        ids = tuple(key_column.column for key_column in keys)
+        order = ", ".join(f"{quoted(name_of_key)} NULLS FIRST" for name_of_key in ids)
         entry = f"struct_pack(k := {_pack(kind.key_type, 'k')}, v := {_pack(kind.item_type, 'v')})"
         value = f"map_from_entries(list({entry} ORDER BY {order}))"
     else:
-        made += _struct(name, "v", kind, own, found)
+        columns += _struct(name, "v", kind, value_fields, search)
         value = f"first({_pack(kind, 'v')})"
     per_key = [(name, value)]
     if timed:
         if variable.form != "list":
-            made.append(_in_ms("_ttl", state.values.names[-1]))
+            columns.append(_in_ms("_ttl", state.values.names[-1]))
         expirations = f"list(_ttl ORDER BY {order})" if order else "first(_ttl)"
-        least = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
-        per_key += [(expires(name), expirations), (_AT, least)]
-    return KeyPart(state, tuple(made), ids, tuple(per_key))
+        next_expiry = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
+        per_key += [(expires(name), expirations), (_AT, next_expiry)]
+    return KeyPart(state, tuple(columns), ids, tuple(per_key))
 
 
-def _timers(state: ReadableTable, table: Table, found: ColumnSearch) -> KeyPart:
-    key, rest = _key(state, table, found)
-    (at,) = rest.names
-    made = (*key, _in_ms(_AT, at))
-    return KeyPart(state, made, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
+def _timers(state: ReadableTable, table: Table, search: ColumnSearch) -> KeyPart:
+    key, remaining_key = _key(state, table, search)
+    (at,) = remaining_key.names
+    columns = (*key, _in_ms(_AT, at))
+    return KeyPart(state, columns, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
 
 
-def _in_ms(column: str, of: str) -> MadeColumn:
-    return MadeColumn(column, (of,), lambda rows: due_ms(rows[of]))
+def _in_ms(column: str, source: str) -> MappedColumn:
+    return MappedColumn(column, (source,), lambda rows: due_ms(rows[source]))
 
 
-def _key(state: ReadableTable, table: Table, found: ColumnSearch) -> tuple[list[MadeColumn], pa.Schema]:
-    """The table's key, and what follows the query's own in a row's: the key of a map, a timer's time."""
+def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list[MappedColumn], pa.Schema]:
+    """Map the table's key; return it and the remaining key fields: the key of a map, or a timer's time."""
     count = len(table.key)
-    columns, mine = list(state.key), ColumnSearch()
-    by_name_or_place(table.key, pa.schema(columns[:count]), mine, "key column")
-    found.problems += mine.problems
-    return mine.made, pa.schema(columns[count:])
+    columns, own = list(state.key), ColumnSearch()
+    by_name_or_place(table.key, pa.schema(columns[:count]), own, "key column")
+    search.problems += own.problems
+    return own.columns, pa.schema(columns[count:])
 
 
-def _struct(what: str, mark: str, kind: pa.DataType, state: pa.Schema, found: ColumnSearch) -> list[MadeColumn]:
-    """The fields of a struct as columns, each named by its place."""
-    inner = ColumnSearch()
-    by_name_or_place([Column(each.name, from_arrow(each.type)) for each in kind], state, inner, f"field of {what}")
-    found.problems += inner.problems
-    places = {each.name: number for number, each in enumerate(kind)}
-    return [MadeColumn(f"_{mark}{places[each.column]}", each.of, each.make) for each in inner.made]
+def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search: ColumnSearch) -> list[MappedColumn]:
+    """Map the fields of a struct to columns that are named by the field's position."""
+    own = ColumnSearch()
+    by_name_or_place([Column(part.name, from_arrow(part.type)) for part in kind], state, own, f"field of {label}")
+    search.problems += own.problems
+    positions = {part.name: number for number, part in enumerate(kind)}
+    return [MappedColumn(f"_{prefix}{positions[mapped.column]}", mapped.of, mapped.make) for mapped in own.columns]
 
 
-def _pack(kind: pa.DataType, mark: str) -> str:
-    fields = ", ".join(f"{quoted(each.name)} := _{mark}{number}" for number, each in enumerate(kind))
+def _pack(kind: pa.DataType, prefix: str) -> str:
+    fields = ", ".join(f"{quoted(part.name)} := _{prefix}{number}" for number, part in enumerate(kind))
     return f"struct_pack({fields})"
 
 
@@ -146,6 +150,6 @@ def _expirations(column: Array) -> pa.Array:
 
 
 def _lists(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists as long as these, of other elements."""
+    """Return lists with the lengths of `lists` and other elements."""
     ends = pc.cumulative_sum(pc.list_value_length(lists)).cast(pa.int32())
     return pa.ListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int32()), ends]), elements)

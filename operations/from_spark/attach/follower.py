@@ -1,4 +1,4 @@
-"""Following a query until somebody asks to stop: rounds, and beside them signs of life and merges."""
+"""Process that follows a query until it is stopped: reading rounds, with heartbeats and merges in the background."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from ...maintenance.compact import AppCompactor
 from .tail import Landed, Tail
 
 _log = logging.getLogger("slackwater")
-_LOOK_S = 1.0
+_BEAT_S = 1.0
 _MERGE_S = 5.0
 _GC_MS = 3_600_000
 
@@ -26,45 +26,48 @@ OnLanded = Callable[[Landed], None]
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one query with a `Tail`, which has the stage for as long as this goes on."""
+    """Follows one query with a `Tail`, which keeps the stage's claim meanwhile."""
 
     tail: Tail
     store: ObjectStore
     on_landed: OnLanded
     retention: Retention = field(default_factory=Retention)
     _compactor: AppCompactor = field(init=False)
-    _over: threading.Event = field(default_factory=threading.Event, init=False)
+    _stopped: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
         tail = self.tail
-        # Versions have the times of the query's batches: one in between comes right after the one before it.
+        # Versions have the commit times of the query's batches: a merge gets the time right after its predecessor.
         self._compactor = AppCompactor(
-            self.store, tail.cache, tail.app, (tail.stage,), by=tail.by, threads=1, now_ms=lambda: 0, stop=self._over
+            self.store, tail.cache, tail.app, (tail.stage,), by=tail.by, threads=1, now_ms=lambda: 0, stop=self._stopped
         )
 
     def catch_up(self) -> int:
-        """Read all that there is now, and merge what is due; how many versions that made. Raises as `Tail`."""
+        """Read all new batches and run due merges. Return the number of new versions. Raises the errors of `Tail`."""
         count = 0
         self.tail.claim()
         with in_background(f"attach-{self.tail.stage}", self._beat):
             while landed := self.tail.round():
-                count += self._told(landed)
+                count += self._report(landed)
             for _ in self._compactor.merge_due():
                 pass
         return count
 
     def run(self, stop: Stop, every_s: float, on_trouble: Callable[[Unavailable], None]) -> None:
-        """Look every so many seconds, until somebody asks to stop. What is away is tried again. Raises as `Tail`."""
+        """Read new batches every `every_s` seconds until `stop` is set. Retries after `Unavailable`.
+
+        Other errors of `Tail` are raised.
+        """
         self.tail.claim()
-        with ExitStack() as beside:
-            beside.callback(self._over.set)
-            beside.enter_context(in_background(f"attach-{self.tail.stage}", self._beat))
-            beside.enter_context(in_background(f"merge-{self.tail.stage}", self._merge))
+        with ExitStack() as background:
+            background.callback(self._stopped.set)
+            background.enter_context(in_background(f"attach-{self.tail.stage}", self._beat))
+            background.enter_context(in_background(f"merge-{self.tail.stage}", self._merge))
             if not self.retention.keeps_everything:
-                beside.enter_context(in_background("collector", self._collector().work))
+                background.enter_context(in_background("collector", self._collector().work))
             while not stop.is_set():
                 try:
-                    if self._told(self.tail.round()):
+                    if self._report(self.tail.round()):
                         continue
                 except Unavailable as error:
                     on_trouble(error)
@@ -78,34 +81,34 @@ class Follower:
 
         return Collector(self.store, tail.app, self.retention, _GC_MS, tail.by, epochs, Listener())
 
-    def _told(self, landed: tuple[Landed, ...]) -> int:
-        for each in landed:
-            self.on_landed(each)
+    def _report(self, landed: tuple[Landed, ...]) -> int:
+        for version in landed:
+            self.on_landed(version)
         return len(landed)
 
-    def _beat(self, over: threading.Event) -> None:
+    def _beat(self, stopped: threading.Event) -> None:
         tail, heart = self.tail, Heart(self.store, self.tail.app)
 
         def beat() -> Beat:
             epoch = tail.head.epoch if tail.head is not None else 0
-            # A round may take long: how far the query is by now is asked anew.
+            # A round may take long, so the query's newest batch is read again.
             newest = tail.newest_batch
             with suppress(Unavailable):
                 newest = max(newest, tail.checkpoint.newest())
             return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: newest + 1})
 
-        while not over.is_set():
-            # Before the first look, nobody knows how far behind it is.
+        while not stopped.is_set():
+            # Before the first round the lag is unknown.
             if tail.newest_batch >= 0:
                 heart.beat(beat)
-            over.wait(_LOOK_S)
+            stopped.wait(_BEAT_S)
         heart.end(tail.writer)
 
-    def _merge(self, over: threading.Event) -> None:
-        while not over.wait(_MERGE_S):
+    def _merge(self, stopped: threading.Event) -> None:
+        while not stopped.wait(_MERGE_S):
             try:
                 for _ in self._compactor.merge_due():
                     pass
             except SlackwaterError as error:
-                # Tables stay as they are, and are merged later: slower, never wrong.
+                # The tables are merged later; until then reads are slower.
                 _log.warning("compaction of %s/%s put off: %s", self.tail.app, self.tail.stage, error.message)

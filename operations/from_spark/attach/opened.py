@@ -1,4 +1,4 @@
-"""A checkpoint, opened by a Spark of our own, as what follows a query wants it."""
+"""Checkpoint of a followed query, opened with a Spark session of our own."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from ..checkpoint.checkpoint import Checkpoint
 
 @contextmanager
 def opened(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator[Checkpoint]:
-    """The checkpoint of a query, while a Spark runs that reads it; raises as `operations.from_spark.checkpoint`."""
+    """Open a query's checkpoint with a new Spark session. Raises the errors of `checkpoint.opened`."""
     checkpoint.check_there(where)
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
-        checkpoint.opened(where, spark) as found,
+        checkpoint.opened(where, spark) as opened_checkpoint,
     ):
-        yield found
+        yield opened_checkpoint

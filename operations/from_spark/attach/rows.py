@@ -1,7 +1,7 @@
-"""Rows of a batch as SSTs: those that it changed, or those in which a whole state differs from what is stored.
+"""SSTs with the rows of a batch: its changed rows, or the differences between a whole state and the stored rows.
 
-Memory is that of the changed rows, and of a few SSTs: a whole state is sorted by DuckDB, on disk where it is large, and
-compared with the stored one a range of hashes at a time.
+Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
+is compared with the stored rows one hash range at a time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,55 +30,62 @@ from ..checkpoint.protocol import APPENDED, DELETED
 from .tables import fitting
 
 _AT_ONCE = 2
-"""SSTs that are written at the same time."""
+"""Number of SSTs that are written concurrently."""
 
 
 @dataclass(slots=True)
 class RowWriter:
-    """Puts SSTs for the next version of a stage, which nothing names yet."""
+    """Puts SSTs for the next version of a stage. No version names them yet."""
 
     store: ObjectStore
     cache: SstCache
     app: str
     stage: str
     clock_ms: int = 0
-    """From when a time to live counts, where a table has one that does so from when a row is written."""
+    """Start of a time to live that counts from when a row is written."""
 
     def changed(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
-        """Rows that a batch changed, key, values and `DELETED`, as one SST of each state partition that has some.
+        """Write a batch's changes (key, values, `DELETED`): one SST for each state partition with changes.
 
-        Where only what is appended to a list is there (`APPENDED`), the rest is looked up in `ssts`, the table's.
+        Rows that have only the elements appended to a list (`APPENDED`) are completed from `ssts`, the table's SSTs.
         """
         if not rows.num_rows:
             return ()
-        gone, key = np.asarray(rows[DELETED]), [column.name for column in table.key]
-        made = _with_hashes(fitting(rows, table.columns), key)
+        deleted, key = np.asarray(rows[DELETED]), [column.name for column in table.key]
+        hashed = _with_hashes(fitting(rows, table.columns), key)
         if APPENDED in rows.column_names:
-            made = self._with_stored(table, ssts, made, np.flatnonzero(rows[APPENDED]))
-        made = made.append_column(OP, pa.array(np.where(gone, TOMBSTONE, PUT).astype(np.uint8)))
-        numbers = partition_of(made[HASH].to_numpy(), table.partitions)
-        parts = ((p, made.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
+            hashed = self._with_stored(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
+        hashed = hashed.append_column(OP, pa.array(np.where(deleted, TOMBSTONE, PUT).astype(np.uint8)))
+        numbers = partition_of(hashed[HASH].to_numpy(), table.partitions)
+        parts = ((p, hashed.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)
 
-    def _with_stored(self, table: Table, ssts: Sequence[Sst], made: pa.Table, at: npt.NDArray[np.int64]) -> pa.Table:
-        """The rows, those at these positions with the elements behind those of the stored row."""
-        rows, (value,) = made.take(pa.array(at)), (column.name for column in table.values)
+    def _with_stored(
+        self, table: Table, ssts: Sequence[Sst], changed: pa.Table, positions: npt.NDArray[np.int64]
+    ) -> pa.Table:
+        """Return the rows; in those at `positions`, the list is appended to the stored row's list."""
+        rows, (value,) = changed.take(pa.array(positions)), (column.name for column in table.values)
         hashes, keys = rows[HASH].to_numpy(), rows.select([column.name for column in table.key])
         stored, _ = multi_get(self.store, self.cache, ssts, table, hashes, keys, clock_ms=self.clock_ms)
-        where, column = made.column_names.index(value), made[value].combine_chunks()
-        before = pa.nulls(len(column), column.type) if not len(at) else stored[value].combine_chunks()
-        positions = np.full(len(column), -1)
-        positions[at] = np.arange(len(at))
-        whole = joined_lists(before.take(pa.array(positions, mask=positions < 0)), column)
-        return made.set_column(where, made.schema.field(where), whole)
+        index, column = changed.column_names.index(value), changed[value].combine_chunks()
+        stored_lists = pa.nulls(len(column), column.type) if not len(positions) else stored[value].combine_chunks()
+        stored_rows = np.full(len(column), -1)
+        stored_rows[positions] = np.arange(len(positions))
+        lists = joined_lists(stored_lists.take(pa.array(stored_rows, mask=stored_rows < 0)), column)
+        return changed.set_column(index, changed.schema.field(index), lists)
 
-    def differing(self, at: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
-        """What makes a table's rows those of a whole state: one sorted run, where the table is empty so far."""
-        assert at.table is not None  # noqa: S101  it is a version of one table
-        return self._write(at.table, self._differences(at, at.table, rows), seq, level=0 if at.ssts else 1)
+    def differing(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
+        """Write the differences between a whole state and a table: puts and deletes.
+
+        An empty table gets one sorted run.
+        """
+        assert version.table is not None  # noqa: S101  it is a version of one table
+        return self._write(
+            version.table, self._differences(version, version.table, rows), seq, level=0 if version.ssts else 1
+        )
 
     def _differences(
-        self, at: Manifest, table: Table, rows: Iterable[pa.RecordBatch]
+        self, version: Manifest, table: Table, rows: Iterable[pa.RecordBatch]
     ) -> Iterator[tuple[int, pa.Table]]:
         key, size = [column.name for column in table.key], 0
 
@@ -87,34 +94,34 @@ class RowWriter:
             size += num_bytes
 
         columns = arrow_schema(table.columns)
-        fit = (some for each in rows for some in fitting(each, table.columns).combine_chunks().to_batches())
-        none = pa.schema([pa.field(HASH, pa.int64()), *columns]).empty_table()
+        fit = (part for batch in rows for part in fitting(batch, table.columns).combine_chunks().to_batches())
+        no_rows = pa.schema([pa.field(HASH, pa.int64()), *columns]).empty_table()
         slots, following = table.partitions, 0
         for slot, slots, new in by_slot(by_hash(fit, columns, tuple(key), on_read), lambda: slots_of(table, size)):
             for missing in range(following, slot):
-                yield from self._difference(at, table, missing, slots, none)
-            yield from self._difference(at, table, slot, slots, new)
+                yield from self._difference(version, table, missing, slots, no_rows)
+            yield from self._difference(version, table, slot, slots, new)
             following = slot + 1
         for missing in range(following, slots):
-            yield from self._difference(at, table, missing, slots, none)
+            yield from self._difference(version, table, missing, slots, no_rows)
 
     def _difference(
-        self, at: Manifest, table: Table, slot: int, slots: int, new: pa.Table
+        self, version: Manifest, table: Table, slot: int, slots: int, new: pa.Table
     ) -> Iterator[tuple[int, pa.Table]]:
-        """The rows of a slot that are put or deleted, with its state partition; nothing where none is."""
+        """Yield the state partition and the changed rows of a slot; nothing if no row changed."""
         names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
         old = new.slice(0, 0)
-        if at.ssts:
-            stored = merged_rows(self.store, self.cache, at.ssts, replace(table, partitions=slots), slot, 0)
-            old = pa.concat_tables([old, *(some.select(names).cast(old.schema) for some in stored)])
+        if version.ssts:
+            stored = merged_rows(self.store, self.cache, version.ssts, replace(table, partitions=slots), slot, 0)
+            old = pa.concat_tables([old, *(part.select(names).cast(old.schema) for part in stored)])
         changed = between(old, normalise_keys(new, key), key)
         if changed.num_rows:
             yield slot * table.partitions // slots, changed
 
     def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
-        # What has level 1 may be all of a large state: it does not fit into the cache, perhaps.
-        kept = None if level else self.cache
-        put = partial(writer.write, self.store, kept, app=self.app, stage=self.stage, table=table, level=level)
+        # SSTs of level 1 may be all of a large state, which may exceed the cache.
+        cache = None if level else self.cache
+        put = partial(writer.write, self.store, cache, app=self.app, stage=self.stage, table=table, level=level)
 
         def write(part: tuple[int, pa.Table]) -> Sst:
             partition, rows = part
@@ -125,33 +132,35 @@ class RowWriter:
 
 
 def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
-    """What makes `new` of `old`: both have `_hash`, key and values, and each key once. The rows have `_op`, too."""
+    """Return the puts and deletes (`_op`) that turn `old` into `new`. Both have `_hash`, distinct keys, and values."""
     both = pa.concat_tables([old, new]).combine_chunks()
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
-    # Equal keys keep their order: the stored row comes right before the new one.
-    same = np.flatnonzero(repeats)
-    was, now = order[same - 1], order[same]
+    # The sort is stable: the stored row of a key comes right before the new row.
+    repeated = np.flatnonzero(repeats)
+    old_rows, new_rows = order[repeated - 1], order[repeated]
     values = [name for name in old.column_names if name not in (HASH, *key)]
-    before, after = (both.take(pa.array(rows)) for rows in (was, now))
-    there = np.ones(len(same), np.bool_)
-    pairs = KeyChanges.between(after.select(key), before.select(values), after.select(values), there, there)
-    stays = np.zeros(both.num_rows, np.bool_)
-    stays[was] = True
-    stays[now[pairs.kinds() == "same"]] = True
+    old_values, new_values = (both.take(pa.array(rows)) for rows in (old_rows, new_rows))
+    both_exist = np.ones(len(repeated), np.bool_)
+    pairs = KeyChanges.between(
+        new_values.select(key), old_values.select(values), new_values.select(values), both_exist, both_exist
+    )
+    unchanged = np.zeros(both.num_rows, np.bool_)
+    unchanged[old_rows] = True
+    unchanged[new_rows[pairs.kinds() == "same"]] = True
     ops = np.full(both.num_rows, PUT, np.uint8)
     ops[: old.num_rows] = TOMBSTONE
-    return both.append_column(OP, pa.array(ops)).filter(pa.array(~stays))
+    return both.append_column(OP, pa.array(ops)).filter(pa.array(~unchanged))
 
 
-def joined_lists(before: pa.ListArray, after: pa.ListArray) -> pa.ListArray:
-    """Of each row the elements of both, one after the other; null where both are."""
-    parts = (before, after)
-    counts = [np.asarray(pc.fill_null(pc.list_value_length(each), 0)) for each in parts]
-    rows = np.concatenate([np.repeat(np.arange(len(after)), count) for count in counts])
-    values = pa.concat_arrays([each.flatten() for each in parts]).take(pa.array(np.argsort(rows, kind="stable")))
+def joined_lists(first: pa.ListArray, second: pa.ListArray) -> pa.ListArray:
+    """Concatenate two list columns row by row; null where both lists are null."""
+    parts = (first, second)
+    counts = [np.asarray(pc.fill_null(pc.list_value_length(lists), 0)) for lists in parts]
+    rows = np.concatenate([np.repeat(np.arange(len(second)), count) for count in counts])
+    values = pa.concat_arrays([lists.flatten() for lists in parts]).take(pa.array(np.argsort(rows, kind="stable")))
     ends = np.concatenate([[0], np.cumsum(counts[0] + counts[1])])
-    nulls = pc.and_(*(each.is_null() for each in parts))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=after.type, mask=nulls)
+    nulls = pc.and_(*(lists.is_null() for lists in parts))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=second.type, mask=nulls)
 
 
 def _with_hashes(rows: pa.Table, key: list[str]) -> pa.Table:

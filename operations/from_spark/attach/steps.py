@@ -1,4 +1,4 @@
-"""What is read of a checkpoint next: the changes of some batches, or a whole state where those are gone. Pure."""
+"""Choice of what to read from a checkpoint next: changes of some batches, or a whole state if those are gone. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 from ....errors import Refused
 
 MOST_BATCHES = 16
-"""Batches whose changes are read at once: what is read first is committed before the rest is gone."""
+"""Maximum number of batches in one read: the first are committed before the query removes the last."""
 KEEPS_UP = 2
-"""Batches that may be waiting while each still becomes a version of its own."""
+"""Maximum number of waiting batches for which every batch becomes its own version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What these batches changed is read; so many of them, one after the other, become one version."""
+    """Read the changes of batches; each `at_once` consecutive batches become one version."""
 
     batches: range
     at_once: int = 1
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The last batch of each version."""
+        """Last batch of each version."""
         return tuple(min(first + self.at_once - 1, self.batches[-1]) for first in self.batches[:: self.at_once])
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The state at the end of this batch is read, and compared with what there is; that becomes one version."""
+    """Read the whole state at the end of a batch and compare it with the stored rows; the result is one version."""
 
     batch: int
 
@@ -35,11 +35,11 @@ Step = Changes | Whole
 
 
 def at_once(waiting: int, took: int, came: int, so_far: int) -> int:
-    """How many batches each of the next versions takes.
+    """Return the number of batches for each of the next versions.
 
-    Half of `so_far`, down to one, while at most `KEEPS_UP` are `waiting`. Twice as many where no fewer `came` while the
-    last ones were read than it `took` (0 for none): to read several costs little more than to read one. Else as many as
-    so far: a backlog that shrinks is read a version for each batch.
+    Half of `so_far`, at least one, if at most `KEEPS_UP` are `waiting`. Twice as many if at least as many `came` during
+    the last read as it `took` (0 for none): reading several batches costs little more than reading one. Otherwise
+    `so_far`: a shrinking backlog is read at the same rate.
     """
     if waiting <= KEEPS_UP:
         return max(1, so_far // 2)
@@ -55,37 +55,36 @@ def next_step(
     whole: bool = False,
     at_once: int = 1,
 ) -> Step | None:
-    """What is read next; None where there is nothing new.
+    """Return what to read next; None if nothing is new.
 
-    `next_batch` is the first batch that no version has; `committed` and `available` are what the checkpoint says, the
-    latter asked for only where changes cannot be read, as it costs a look at all files. `misses` is how often what was
-    to be read since the last version was gone before it was read: then later and later states are tried, up to the
-    newest. `whole` asks for a whole state: the first one, or one with a table that is new. `at_once` batches become one
-    version.
+    `next_batch` is the first batch without a version. `committed` and `available` describe the checkpoint; `available`
+    lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last version that
+    found their files gone: each miss tries a later state, up to the newest. `whole` requires a whole state: for the
+    first version, or for a new table. `at_once` batches become one version.
 
-    Raises `Refused` where the checkpoint lacks batches that versions have: the query was taken back.
+    Raises `Refused` if versions have batches that the checkpoint lacks: the query was rolled back.
     """
     if not committed and not next_batch:
         return None
     newest = committed[-1] if committed else -1
     if next_batch > newest + 1:
-        raise _taken_back(next_batch, newest)
+        raise _was_rolled_back(next_batch, newest)
     if next_batch > newest and not whole:
         return None
     has_changes = next_batch in committed and not whole
     if has_changes and not misses:
         return Changes(range(next_batch, min(newest + 1, next_batch + MOST_BATCHES)), at_once)
-    if not (there := available()):
-        # The query never removes what its newest state is made of: to read that says what is not there.
+    if not (readable := available()):
+        # Spark keeps the files of its newest state, so a file was lost: reading it raises an error with its name.
         return Whole(newest)
-    newest, first = there[-1], min(max(next_batch, there[0]), there[-1])
-    # Half of what is left each time: the oldest brings most of the history, and goes first.
+    newest, first = readable[-1], min(max(next_batch, readable[0]), readable[-1])
+    # The oldest state preserves most of the history, so it is tried first; each miss halves the remaining range.
     return Whole(newest - ((newest - first) >> (misses - has_changes)))
 
 
-def _taken_back(next_batch: int, newest: int) -> Refused:
+def _was_rolled_back(next_batch: int, newest: int) -> Refused:
     return Refused(
-        f"versions have the query's batches up to {next_batch - 1}, and its checkpoint ends with batch {newest}: the "
-        "query was taken back, or the checkpoint is an older copy",
+        f"the app has the query's batches up to {next_batch - 1}, but its checkpoint ends with batch {newest}: the "
+        "query was rolled back, or the checkpoint is an older copy",
         hint="attach it under another --app or --stage; or rewind the app to a version of an earlier batch",
     )

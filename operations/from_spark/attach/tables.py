@@ -1,4 +1,4 @@
-"""The tables of a query's state as a stage's: its first is the stage's own, the others lie beside it."""
+"""Tables of a query's state as tables of a stage: the first is the stage's own, the others are side tables."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,60 +20,70 @@ _LONGEST = 63
 
 
 def name_from(text: str, otherwise: str) -> str:
-    """A name that stages and tables can have, made of any text."""
+    """Return a valid stage or table name that resembles any text; `otherwise` if nothing remains."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
 
 
 def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
-    """The tables by their names behind the stage's, empty for its own. Raises `Refused` for what cannot be one."""
-    found: dict[str, Table] = {}
+    """Return the query's tables by side-table name; the stage's own table has the empty name.
+
+    Raises `Refused` for columns that no table can have.
+    """
+    tables_by_name: dict[str, Table] = {}
     for number, table in enumerate(tables):
         name = name_from(table.name, f"table{number}") if number else ""
-        if name in found:
+        if name in tables_by_name:
             name = f"{name[: _LONGEST - 4]}-{number}"
-        what = f"the table {table.name or 'of the query'} ({table.kind})"
+        label = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
-            keys.check_columns(what, [*table.key.names, *table.values.names])
+            keys.check_columns(label, [*table.key.names, *table.values.names])
             hash_keys(table.key.empty_table(), table.key.names)
             key, values = map(_columns, (table.key, table.values))
         except Usage as error:
-            raise Refused(f"{what} cannot be carried: {error.message}", hint=error.hint) from error
-        found[name] = Table(key, values, partitions, Attached(table.kind).stored)
-    return found
+            raise Refused(f"{label} cannot be stored: {error.message}", hint=error.hint) from error
+        tables_by_name[name] = Table(key, values, partitions, Attached(table.kind).stored)
+    return tables_by_name
 
 
 def _columns(schema: pa.Schema) -> tuple[Column, ...]:
-    return tuple(Column(each.name, from_arrow(each.type)) for each in schema)
+    return tuple(Column(field.name, from_arrow(field.type)) for field in schema)
 
 
-def agreed(stored: Mapping[str, Table], found: Mapping[str, Table]) -> dict[str, Table]:
-    """The tables that there are, with what is stored of them, and those that came since.
+def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
+    """Return the query's current tables, in their stored form if they are stored.
 
-    Raises `Refused` where one has other columns now, or has gone.
+    Raises `Refused` if a stored table is gone or has other columns now.
     """
-    made = {}
-    for name, table in found.items():
-        was = stored.get(name)
-        if was is not None and (was.key, was.values, was.state) != (table.key, table.values, table.state):
-            had, has = (shape(arrow_schema(each.columns)) for each in (was, table))
+    result = {}
+    for name, table in current.items():
+        previous = stored.get(name)
+        if previous is not None and (previous.key, previous.values, previous.state) != (
+            table.key,
+            table.values,
+            table.state,
+        ):
+            previous_columns, current_columns = (shape(arrow_schema(version.columns)) for version in (previous, table))
             raise Refused(
-                f"the query's table {name or 'of its own'} has the columns {has}, and had {had}: its state was changed",
+                f"the columns of the query's {f'table {name}' if name else 'first table'} have changed from "
+                f"{previous_columns} to {current_columns}",
                 hint="attach it under another --app or --stage",
             )
-        made[name] = was or table
-    if gone := sorted(stored.keys() - found.keys()):
-        raise Refused(f"the query keeps no table {gone[0]!r} any more", hint="attach it under another --app or --stage")
-    return made
+        result[name] = previous or table
+    if missing := sorted(stored.keys() - current.keys()):
+        raise Refused(
+            f"the query no longer has the table {missing[0]!r}", hint="attach it under another --app or --stage"
+        )
+    return result
 
 
 def tables_in(manifest: Manifest) -> dict[str, Table]:
-    """What a version declares, by the names of `declared`."""
+    """Return the tables of a version by side-table name; the stage's own table has the empty name."""
     own = {"": manifest.table} if manifest.table is not None else {}
-    return own | {name: each.table for name, each in manifest.side_tables.items()}
+    return own | {name: side.table for name, side in manifest.side_tables.items()}
 
 
 def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
-    """The version with these tables declared, and what is in them."""
+    """Return the version with these tables declared; their SSTs stay."""
     sides = {
         name: replace(manifest.side_tables.get(name) or SideTable(table), table=table)
         for name, table in tables.items()
@@ -83,10 +93,7 @@ def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
 
 
 def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """The rows with exactly these columns, in their types.
-
-    Raises `Refused` where a value is none of its column's type: what is read is not what was said.
-    """
+    """Return the rows with exactly these columns and their types. Raises `Refused` for a value of another type."""
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     try:

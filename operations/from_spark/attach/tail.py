@@ -1,4 +1,4 @@
-"""Following a query: a claim of the stage, and then a version for each of its batches, as long as they can be read."""
+"""Loop that follows a query: a claim of the stage, then one version for each batch that can be read in time."""
 
 import re
 import time
@@ -30,48 +30,48 @@ from .steps import Changes, at_once, next_step
 from .tables import agreed, declared, tables_in, with_tables
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
-_MISSES = 8
-"""So often in a row what was to be read may be gone before it was, until that is told as an error."""
-_KNOWN_S = 60.0
-"""For so long the newest version is taken for what it was."""
+_MAX_MISSES = 8
+"""Maximum number of consecutive reads whose files were gone."""
+_HEAD_CACHED_S = 60.0
+"""Time for which the newest version is cached."""
 _TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ToAttach:
-    """What `attach` would bring in, and with which batch it would go on."""
+    """Result of the dry run of `attach`."""
 
     app: str
     stage: str
     tables: Mapping[str, Table]
-    """By the names that queries have for them."""
+    """Tables by the names that users query."""
     rows_of: Mapping[str, str]
-    """By the same names, the operator whose state it is."""
+    """Kind of the operator that keeps the state, by the same names."""
     next_batch: int
-    """The first batch that no version has; 0 for none yet."""
+    """First batch without a version; 0 if there is no version."""
     committed: range
     available: range
     first_ms: int
-    """When the oldest batch of which all can be read was committed; now where there is none."""
+    """Commit time of the oldest batch whose whole state is available; the current time without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A version that was committed."""
+    """A committed version."""
 
     manifest: Manifest
     rows: int
-    """Rows that it wrote, of all tables, those deleted among them."""
+    """Rows written in all tables, deletions included."""
     behind_ms: int
-    """How long after the query's own commit, by the wall clock."""
+    """Lag behind the query's own commit, by the wall clock."""
 
 
 @dataclass(slots=True)
 class Tail:
-    """Follows one query. Its versions are committed under an epoch of its own, which another one's claim ends.
+    """Follows one query. Commits versions under its own epoch, until another process claims the stage.
 
-    Raises, from all that it does: `Refused` where the stage is none of this query, or the query's state is not what it
-    was, `Fenced` where somebody else has taken the stage, `Unavailable`, and `Corruption` of what is stored.
+    All methods raise: `Refused` if the stage belongs to another query, or the query's state has changed its form;
+    `Fenced` if another process claimed the stage; `Unavailable`; `Corruption` of stored objects.
     """
 
     store: InitVar[ObjectStore]
@@ -82,40 +82,40 @@ class Tail:
     _: KW_ONLY
     by: str
     partitions: int = 4
-    """State partitions of tables that are new."""
+    """Number of state partitions of new tables."""
     writer: str = field(default_factory=lambda: str(ULID()), init=False)
     head: Manifest | None = field(default=None, init=False)
-    """The newest version, once the stage is claimed."""
+    """Newest version; None before the claim."""
     newest_batch: int = field(default=-1, init=False)
-    """The last batch that the query had committed when it was looked at last; -1 for none."""
+    """Last committed batch of the query at the last look; -1 for none."""
     _store: CountingStore = field(init=False)
     _rows: RowWriter = field(init=False)
     _tables: dict[str, ReadableTable] = field(init=False)
-    """By the names of `tables.declared`."""
+    """Tables by the names of `tables.declared`."""
     _misses: int = field(default=0, init=False)
     _at_once: int = field(default=1, init=False)
-    """Batches that become one version."""
+    """Number of batches that become one version."""
     _took: int = field(default=0, init=False)
-    """Batches whose changes were read in the round before."""
+    """Number of batches whose changes the previous round read."""
     _whole: bool = field(default=False, init=False)
-    """Whether a table is new, so that nobody knows what was in it."""
+    """True if a table is new, so that its earlier rows are unknown."""
     _seen_s: float = field(default=0.0, init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
         self._store = CountingStore(store)
         self._rows = RowWriter(self._store, self.cache, self.app, self.stage)
-        found = declared(self.checkpoint.tables, self.partitions)
-        self._tables = dict(zip(found, self.checkpoint.tables, strict=True))
+        tables_by_name = declared(self.checkpoint.tables, self.partitions)
+        self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """What there is, and whether it can be attached. Writes nothing. Raises `Gone` as well, for a file."""
+        """Check that the query can be attached; return what that would do. Writes nothing. Also raises `Gone`."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
-        tables = self._agreed(head)
+        tables = self._checked_tables(head)
         committed, available = self.checkpoint.committed(), self.checkpoint.available()
         if committed and not available:
-            # To read the newest state says what is not there.
+            # Reading the newest state raises an error that names the missing file.
             next(iter(self.checkpoint.rows(self.checkpoint.tables[0], committed[-1])), None)
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
         return ToAttach(
@@ -130,40 +130,40 @@ class Tail:
         )
 
     def claim(self) -> Manifest:
-        """Take the stage, from whoever had it; the app is made where there is none."""
+        """Claim the stage under a new epoch. Creates the app if it is missing."""
         check_exclusion(self._store, self.app, Intent.RUN)
         head = history.head(self._store, self.app, self.stage)
-        self._agreed(head)
-        known = head.attached if head is not None else None
+        self._checked_tables(head)
+        previous = head.attached if head is not None else None
 
         def build(draft: Manifest) -> Manifest:
-            tables = self._agreed(draft if draft.attached is not None else None)
+            tables = self._checked_tables(draft if draft.attached is not None else None)
             self._whole = self._whole or not tables.keys() <= tables_in(draft).keys()
             attached = draft.attached or Followed(self.checkpoint.query, 0)
             return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.where))
 
-        def requires(found: Manifest) -> bool:
-            self._agreed(found)
+        def requires(version: Manifest) -> bool:
+            self._checked_tables(version)
             return True
 
         if head is None:
             self._check_app()
             apps.ensure_app(self._store, AppInfo(self.app, instants.now_ms()))
-        # Versions have the times of the query's batches. A claim comes right after one, whenever it is made: batches
-        # that were committed meanwhile are still to come. The first leaves room for others before the first batch.
+        # Versions have the commit times of the query's batches. A claim gets the time right after the last version, so
+        # that batches committed before the claim can follow. The first claim leaves a second before the first batch.
         first_ms = self._oldest_ms() - 1_000 if head is None else 0
         change = Amendment("claim", build, requires)
-        made = amend(
+        amended = amend(
             self._store,
             (self.app, self.stage),
             change,
             by=self.by,
             now_ms=first_ms,
             writer=self.writer,
-            taken=self._store.take,
+            take_stats=self._store.take,
         )
-        self.head, self._seen_s = made.manifest, time.monotonic()
-        if known is None:
+        self.head, self._seen_s = amended.manifest, time.monotonic()
+        if previous is None:
             record(
                 self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.where}", whoami(),
                 {self.stage: (0, self.head.version)},
@@ -171,76 +171,77 @@ class Tail:
         return self.head
 
     def round(self) -> tuple[Landed, ...]:
-        """Read what comes next, and commit it; the versions, none where there is nothing new. Call it again then.
+        """Read and commit the next batches; return the new versions, none if no batch is new. To be called in a loop.
 
-        The first has all rows that there are at the oldest batch that can be read.
+        The first version has the whole state at the oldest available batch.
         """
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
         committed, available = self.checkpoint.committed(), self.checkpoint.available
-        known, self.newest_batch = self.newest_batch, committed[-1] if committed else -1
+        previous_newest, self.newest_batch = self.newest_batch, committed[-1] if committed else -1
         whole = self._whole or not head.attached.next_batch
-        waiting, came = self.newest_batch + 1 - head.attached.next_batch, self.newest_batch - known
-        self._at_once, self._took = at_once(waiting, self._took, came, self._at_once), 0
+        waiting, num_new = self.newest_batch + 1 - head.attached.next_batch, self.newest_batch - previous_newest
+        self._at_once, self._took = at_once(waiting, self._took, num_new, self._at_once), 0
         step = next_step(
             head.attached.next_batch, committed, available, misses=self._misses, whole=whole, at_once=self._at_once
         )
         if step is None:
             return ()
-        if time.monotonic() - self._seen_s > _KNOWN_S:
+        if time.monotonic() - self._seen_s > _HEAD_CACHED_S:
             head = self.head = amending.newest(self._store, self.app, self.stage, head) or head
             self._seen_s = time.monotonic()
         try:
             return self._changes(step) if isinstance(step, Changes) else (self._whole_state(step.batch),)
         except Gone as error:
             self._misses += 1
-            if self._misses > _MISSES:
+            if self._misses > _MAX_MISSES:
                 raise Refused(
-                    f"{self.checkpoint.where} cannot be read on, after {_MISSES} more attempts: {error.message}",
-                    hint="restore the file if it was lost; where the query cleans up faster than this reads, have it "
-                    "keep more batches: spark.sql.streaming.minBatchesToRetain",
+                    f"cannot continue to read {self.checkpoint.where}, after {_MAX_MISSES} more attempts: "
+                    f"{error.message}",
+                    hint="restore the file if it was lost; if the query removes files before they are read, set a "
+                    "larger spark.sql.streaming.minBatchesToRetain",
                 ) from error
             return self.round()
 
     def _changes(self, step: Changes) -> tuple[Landed, ...]:
         after, up_to = step.batches[0] - 1, step.batches[-1]
-        each_table = (
+        changes_by_table = (
             self.checkpoint.changes(table, after, up_to, at_once=step.at_once, appended=True)
             for table in self._tables.values()
         )
-        made, began_s = list[Landed](), time.monotonic()
+        committed, began_s = list[Landed](), time.monotonic()
         try:
-            # Read bit by bit, and what was read is committed.
-            for number, *changed in zip(step.ends, *each_table, strict=True):
+            # Changes are read lazily, and each version is committed once its batches are read.
+            for number, *changed in zip(step.ends, *changes_by_table, strict=True):
                 batch, head = self.checkpoint.batch(number), self._head
                 tables, seq = tables_in(head), head.version + 1
-                ssts = {name: each.ssts for name, each in head.side_tables.items()} | {"": head.ssts}
+                ssts = {name: side.ssts for name, side in head.side_tables.items()} | {"": head.ssts}
                 put = [
                     partial(self._rows.changed, tables[name], rows, seq, ssts[name])
                     for name, rows in zip(self._tables, changed, strict=True)
                 ]
-                new = dict(zip(self._tables, many(lambda each: each(), put, _TABLES_AT_ONCE), strict=True))
-                made.append(self._commit(batch, new, seq, began_s))
+                new = dict(zip(self._tables, many(lambda write: write(), put, _TABLES_AT_ONCE), strict=True))
+                committed.append(self._commit(batch, new, seq, began_s))
                 self._took = number - after
                 began_s = time.monotonic()
         except Gone:
-            if not made:
+            if not committed:
                 raise
-            # What is gone is found to be gone by the next round, too.
-        return tuple(made)
+            # The next round finds the same files missing.
+        return tuple(committed)
 
     def _whole_state(self, number: int) -> Landed:
         began_s, batch, head = time.monotonic(), self.checkpoint.batch(number), self._head
         seq, new = head.version + 1, {}
         for name, table in self._tables.items():
-            at = table_of(head, table_name(self.stage, name)) if name else head
-            new[name] = self._rows.differing(at, self.checkpoint.rows(table, number), seq)
-        made = self._commit(batch, new, seq, began_s)
+            stored = table_of(head, table_name(self.stage, name)) if name else head
+            new[name] = self._rows.differing(stored, self.checkpoint.rows(table, number), seq)
+        version = self._commit(batch, new, seq, began_s)
         self._whole = False
-        return made
+        return version
 
     def _commit(self, batch: ReadableBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
-        """The version that this batch is, with rows written under `_seq` `seq`; it was looked at from `began_s` on."""
+        """Commit a batch as a version, whose rows have the `_seq` `seq`. Reading the batch began at `began_s`."""
         expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
@@ -248,13 +249,16 @@ class Tail:
         def update(draft: Manifest) -> Manifest:
             attached = draft.attached or Followed(self.checkpoint.query, 0)
             if attached.next_batch != following:
-                raise Refused(f"{self.app}/{self.stage} was changed meanwhile: it stands before batch {following}")
+                raise Refused(
+                    f"{self.app}/{self.stage} was changed meanwhile: expected batch {following} next, found batch "
+                    f"{attached.next_batch}"
+                )
             sides = {
-                name: replace(each, ssts=(*each.ssts, *new.get(name, ()))) for name, each in draft.side_tables.items()
+                name: replace(side, ssts=(*side.ssts, *new.get(name, ()))) for name, side in draft.side_tables.items()
             }
             return replace(
                 draft,
-                # Its rows are stored already where a compaction took the number that it was made for.
+                # The rows' `_seq` differs from the version if a compaction committed meanwhile.
                 seq=0 if draft.version == seq else seq,
                 ssts=(*draft.ssts, *new[""]),
                 side_tables=sides,
@@ -264,19 +268,19 @@ class Tail:
                     attached,
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
-                    others=tuple(sorted(map(_topic, batch.others))),
+                    others=tuple(sorted(map(_topic, batch.non_kafka))),
                 ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
 
         change = Amendment("batch", update, epoch=expected.epoch)
         store = self._store
-        made = amend(
-            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, taken=store.take
+        version = amend(
+            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, take_stats=store.take
         ).manifest
-        self.head, self._misses, self._seen_s = made, 0, time.monotonic()
+        self.head, self._misses, self._seen_s = version, 0, time.monotonic()
         rows = sum(sst.rows for ssts in new.values() for sst in ssts)
-        return Landed(made, rows, max(0, instants.now_ms() - batch.committed_ms))
+        return Landed(version, rows, max(0, instants.now_ms() - batch.committed_ms))
 
     @property
     def _head(self) -> Manifest:
@@ -284,8 +288,8 @@ class Tail:
         return self.head
 
     def _oldest_ms(self) -> int:
-        """When the oldest batch was committed of which all can be read; now where there is none."""
-        for _ in range(_MISSES):
+        """Return the commit time of the oldest batch whose whole state is available; the current time without one."""
+        for _ in range(_MAX_MISSES):
             if not (available := self.checkpoint.available()):
                 break
             with suppress(Gone):
@@ -293,71 +297,74 @@ class Tail:
         return instants.now_ms()
 
     def _check_app(self) -> None:
-        """Raise `Refused` where no new stage of a query can be in the app."""
+        """Check that the app can get a new stage for a query. Raises `Refused`."""
         apps.check_free(self._store, self.app)
-        others = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
-        for other in (each for each in others if each.attached is None and not each.retired):
+        heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
+        for head in (head for head in heads if head.attached is None and not head.retired):
             raise Refused(
-                f"app {self.app!r} is that of a program, which has the stage {other.stage!r}",
+                f"app {self.app!r} belongs to a program: its stage {head.stage!r} is not attached",
                 hint="attach the query under another --app",
             )
 
-    def _agreed(self, head: Manifest | None) -> dict[str, Table]:
-        found = declared(self.checkpoint.tables, self.partitions)
+    def _checked_tables(self, head: Manifest | None) -> dict[str, Table]:
+        current = declared(self.checkpoint.tables, self.partitions)
         if head is None:
-            return found
+            return current
         where = f"{self.app}/{self.stage}"
         if head.attached is None:
             raise Refused(
-                f"{where} is a stage of a program: no query can be attached as it",
+                f"{where} is a stage of a program: a query cannot be attached to it",
                 hint="choose another --app, or another --stage",
             )
         if head.retired:
             raise Refused(f"{where} is retired", hint="choose another --stage")
         if head.attached.query != self.checkpoint.query:
             raise Refused(
-                f"{where} is the state of the query {head.attached.query}, read from {head.attached.checkpoint}; the "
-                f"one in {self.checkpoint.where} is {self.checkpoint.query}",
+                f"{where} is attached to the query {head.attached.query} in {head.attached.checkpoint}, not to "
+                f"{self.checkpoint.query} in {self.checkpoint.where}",
                 hint="choose another --app, or another --stage",
             )
-        self._check_not_set_back(head)
-        return agreed(tables_in(head), found)
+        self._check_not_rolled_back(head)
+        return agreed(tables_in(head), current)
 
-    def _check_not_set_back(self, head: Manifest) -> None:
-        """Raise `Refused` where the last batch of a version is not the one that it was."""
+    def _check_not_rolled_back(self, head: Manifest) -> None:
+        """Check that the newest version's last batch is still the query's. Raises `Refused` if it was redone."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
         if last < 0 or last not in self.checkpoint.committed():
             return
         with suppress(Gone):
-            read = _inputs(head, self.checkpoint.batch(last))
-            known = {topic: each.offsets for topic, each in head.inputs.items()}
-            if any(each.offsets != known.get(topic, each.offsets) for topic, each in read.items()):
+            current_inputs = _inputs(head, self.checkpoint.batch(last))
+            stored_offsets = {topic: stored.offsets for topic, stored in head.inputs.items()}
+            if any(
+                current.offsets != stored_offsets.get(topic, current.offsets)
+                for topic, current in current_inputs.items()
+            ):
                 raise Refused(
-                    f"the query in {self.checkpoint.where} was set back: its batch {last} read other offsets than that "
-                    f"of {self.app}/{self.stage}@v{head.version}",
+                    f"the query in {self.checkpoint.where} was rolled back: its batch {last} has other offsets than "
+                    f"{self.app}/{self.stage}@v{head.version}",
                     hint="choose another --app, or another --stage; or rewind the app to a version before that",
                 )
 
 
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
-    """How far the query has read its sources."""
-    found = {}
+    """Return the offsets that the query has read from each source, as inputs."""
+    inputs = {}
     for name, offsets in batch.offsets.items():
         topic = _topic(name)
-        before = draft.inputs.get(topic) or Input(topic, ())
-        # Fewer than before where the query goes on with a topic that was made anew.
-        rows = 0 if name in batch.others else max(0, sum(offsets) - sum(before.offsets))
-        found[topic] = replace(before, offsets=tuple(offsets), rows=rows)
-    return found
+        previous = draft.inputs.get(topic) or Input(topic, ())
+        # The sum falls if the query continues with a recreated topic.
+        rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
+        inputs[topic] = replace(previous, offsets=tuple(offsets), rows=rows)
+    return inputs
 
 
 def _topic(text: str) -> str:
-    """What an input is called: a Kafka topic by its name, another source by what can be said of it."""
+    """Return the name of an input: the topic of a Kafka source, a description of any other source."""
     return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
 
 
 def _event_time(draft: Manifest, batch: ReadableBatch) -> EventTime | None:
     if batch.watermark_ms is None:
         return draft.event_time
-    known = draft.event_time or EventTime()
-    return replace(known, watermark_ms=max(batch.watermark_ms, known.watermark_ms or batch.watermark_ms))
+    previous = draft.event_time or EventTime()
+    return replace(previous, watermark_ms=max(batch.watermark_ms, previous.watermark_ms or batch.watermark_ms))

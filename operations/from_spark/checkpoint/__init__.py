@@ -1,4 +1,4 @@
-"""A Spark query's checkpoint, read while the query runs: which state it keeps, the whole state of a batch, its changes.
+"""Reader of a Spark query's checkpoint while the query runs: its tables of state, whole states of batches, and changes.
 
-Nothing here writes into a checkpoint. Files are copied into a folder of this process, and Spark reads them there.
+The checkpoint is never written. Files are copied into a folder of this process, where Spark reads them.
 """

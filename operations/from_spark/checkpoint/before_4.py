@@ -1,7 +1,7 @@
-"""Which operators keep a state that a Spark before 4.0 wrote: that says only the schemas of its stores.
+"""Operator metadata for state that Spark before 4.0 wrote, derived from the schemas of the stores.
 
-Spark's reader of state wants the metadata that 4.0 and later write. It is made here, of the schemas and of what the
-folders are called.
+Spark's state reader requires the metadata that Spark 4.0 and later write. It is derived here from the schemas and from
+the names of the folders.
 """
 
 import json
@@ -16,26 +16,29 @@ _SCHEMA = "/_metadata/schema"
 _BY_VALUE = {
     "__dummy__": "dedupe",
     "expiresAtMicros": "dedupeWithinWatermark",
-    # As which one of the two it was, of Python or of Java, nothing says.
+    # The schema does not tell if the function was in Python or in Java.
     "groupState": "flatMapGroupsWithState",
 }
-"""Spark's short names of operators, by the first field of what they keep."""
+"""Spark's short names of operators, by the first field of their values."""
 _SESSION = "sessionStartTime"
 
 
 def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
-    """For each operator a file as Spark 4 writes it. `metadata` has the schemas, `keys` are all of `state/`."""
+    """Return a metadata file for each operator as Spark 4 writes it, by key.
+
+    `metadata` has the schema files by key; `keys` are all keys of `state/`.
+    """
     stores: dict[int, dict[str, bytes]] = {}
-    for key in sorted(each for each in metadata if each.endswith(_SCHEMA)):
+    for key in sorted(name for name in metadata if name.endswith(_SCHEMA)):
         _, operator, _partition, *store = key.removesuffix(_SCHEMA).split("/")
         stores.setdefault(int(operator), {}).setdefault("/".join(store) or DEFAULT, metadata[key])
     partitions: dict[int, set[str]] = {}
-    for _, operator, partition, *_ in (each.split("/") for each in keys if each.count("/") > 2):
+    for _, operator, partition, *_ in (key.split("/") for key in keys if key.count("/") > 2):
         if operator.isdecimal() and partition.isdecimal():
             partitions.setdefault(int(operator), set()).add(partition)
     return {
-        f"state/{operator}/_metadata/metadata": _metadata(operator, found, len(partitions[operator]))
-        for operator, found in stores.items()
+        f"state/{operator}/_metadata/metadata": _metadata(operator, schemas, len(partitions[operator]))
+        for operator, schemas in stores.items()
     }
 
 
@@ -49,13 +52,13 @@ def _metadata(operator: int, stores: Mapping[str, bytes], partitions: int) -> by
             name, prefix = "sessionWindowStateStoreSaveExec", len(key) - 1
         elif (key, value) == (["key"], ["value"]):
             name = "globalLimit"
-    said = [{"storeName": each, "numColsPrefixKey": prefix, "numPartitions": partitions} for each in stores]
-    text = json.dumps({"operatorInfo": {"operatorId": operator, "operatorName": name}, "stateStoreInfo": said})
+    store_infos = [{"storeName": store, "numColsPrefixKey": prefix, "numPartitions": partitions} for store in stores]
+    text = json.dumps({"operatorInfo": {"operatorId": operator, "operatorName": name}, "stateStoreInfo": store_infos})
     return f"v1\n{text}".encode()
 
 
 def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
-    """The names of the columns of a store's keys and values. Raises `Corruption`."""
+    """Return the column names of a store's keys and values. Raises `Corruption`."""
     file = BytesIO(data)
 
     def number(length: int) -> int:
@@ -66,17 +69,17 @@ def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
 
     def names(version: str) -> list[str]:
         json_text = ""
-        # From version 2 on it may be longer than Java writes at once.
+        # From version 2 on the text may exceed the maximum of one Java write, so it comes in pieces.
         length = number(4) if version != "v1" else 0
         while len(json_text) < max(length, 1):
             if not (piece := text()):
                 raise ValueError("it ends too early")
             json_text += piece
-        said: Any = json.loads(json_text)
-        return [str(each["name"]) for each in said["fields"]]
+        schema: Any = json.loads(json_text)
+        return [str(column["name"]) for column in schema["fields"]]
 
     try:
         version = text()
         return names(version), names(version)
     except (ValueError, KeyError, TypeError) as error:
-        raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
+        raise Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key) from error

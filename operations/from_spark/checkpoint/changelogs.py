@@ -1,7 +1,7 @@
-"""Changelogs of RocksDB state stores, as Spark writes them: the keys and values that each batch put, merged or deleted.
+"""Changelogs of Spark's RocksDB state stores: the keys and values that each batch put, merged or deleted.
 
-A record is put, merged (of a list: the elements that are appended) or deleted. Its key begins with the number of the
-state variable that it belongs to, which the metadata of the store's snapshots names.
+A merge appends elements to a list. A key begins with the number of its state variable's column family; the metadata of
+the store's snapshots maps names to numbers.
 """
 
 import struct
@@ -17,75 +17,80 @@ from .unsafe_rows import Bytes, Positions, UnknownLayout, gather
 PUT, DELETE, MERGE = 0x01, 0x10, 0x11
 _END = 0x00
 _VERSIONS = (b"v2", b"v4")
-"""Of changelogs with column families; v4 says in its second line which versions came before."""
+"""Versions of changelogs with column families. The second line of a v4 file lists earlier versions of the state."""
 FAMILY_BYTES = 2
 _SETTINGS = "spark.sql.streaming.stateStore"
 
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """Records of changelogs, in the order in which they were made; keys and values lie in `data`."""
+    """Records of changelogs, in order of their writes. `data` has the bytes of keys and values."""
 
     data: Bytes
     kinds: npt.NDArray[np.uint8]
     families: Positions
     keys: Positions
-    """Where each key begins, with two bytes of its family first."""
+    """Offset of each key, which begins with two bytes of its column family."""
     key_sizes: Positions
     values: Positions
     value_sizes: Positions
-    """0 where a key is deleted."""
+    """0 for a deletion."""
 
     def of(self, family: int) -> "Changelog":
-        """Those of one column family."""
+        """Return the records of one column family."""
         return self.take(np.flatnonzero(self.families == family))
 
-    def take(self, at: Positions) -> "Changelog":
-        """Some of them."""
+    def take(self, positions: Positions) -> "Changelog":
+        """Return the records at `positions`."""
         parts = (self.families, self.keys, self.key_sizes, self.values, self.value_sizes)
-        return Changelog(self.data, self.kinds[at], *(each[at] for each in parts))
+        return Changelog(self.data, self.kinds[positions], *(column[positions] for column in parts))
 
-    def renumbered(self, names: Mapping[str, int], known: dict[str, int]) -> "Changelog":
-        """The same with the families' numbers in `known`, which gets the new ones, in place of a store's own."""
+    def renumbered(self, names: Mapping[str, int], numbers_by_name: dict[str, int]) -> "Changelog":
+        """Return the records with the family numbers of `numbers_by_name` instead of the store's own.
+
+        `names` maps the store's families to their numbers. Unknown families are added to `numbers_by_name`.
+        """
         numbers = np.full(max(names.values(), default=0) + 1, -1)
         for name, number in names.items():
-            numbers[number] = known.setdefault(name, len(known))
+            numbers[number] = numbers_by_name.setdefault(name, len(numbers_by_name))
         if len(self.families) and not 0 <= self.families.min() <= self.families.max() < len(numbers):
             raise UnknownLayout
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """A number for each record, the same where keys have the same bytes."""
+        """Return an integer for each record, equal for equal keys."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
-        taken = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
-        keys = pa.Array.from_buffers(pa.large_binary(), len(self.keys), [None, pa.py_buffer(ends), pa.py_buffer(taken)])
+        key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
+        keys = pa.Array.from_buffers(
+            pa.large_binary(), len(self.keys), [None, pa.py_buffer(ends), pa.py_buffer(key_bytes)]
+        )
         codes: Positions = keys.dictionary_encode().indices.to_numpy().astype(np.int64)
         return codes
 
 
-def joined(some: Iterable[Changelog]) -> Changelog:
-    """The records of several changelogs, one after the other."""
-    parts = list(some)
-    begins = np.cumsum([0, *(len(each.data) for each in parts)])[:-1].tolist()
-    shifted = [(each, begin) for each, begin in zip(parts, begins, strict=True)]
+def joined(changelogs: Iterable[Changelog]) -> Changelog:
+    """Concatenate changelogs."""
+    parts = list(changelogs)
+    begins = np.cumsum([0, *(len(part.data) for part in parts)])[:-1].tolist()
+    shifted = [(part, begin) for part, begin in zip(parts, begins, strict=True)]
     return Changelog(
-        np.concatenate([each.data for each in parts]),
-        np.concatenate([each.kinds for each in parts]),
-        np.concatenate([each.families for each in parts]),
-        np.concatenate([each.keys + begin for each, begin in shifted]),
-        np.concatenate([each.key_sizes for each in parts]),
-        np.concatenate([each.values + begin for each, begin in shifted]),
-        np.concatenate([each.value_sizes for each in parts]),
+        np.concatenate([part.data for part in parts]),
+        np.concatenate([part.kinds for part in parts]),
+        np.concatenate([part.families for part in parts]),
+        np.concatenate([part.keys + begin for part, begin in shifted]),
+        np.concatenate([part.key_sizes for part in parts]),
+        np.concatenate([part.values + begin for part, begin in shifted]),
+        np.concatenate([part.value_sizes for part in parts]),
     )
 
 
 def records_in(data: bytes) -> Changelog:
-    """The records of a changelog, which is unpacked. Raises `UnknownLayout`.
+    """Parse an unpacked changelog. Raises `UnknownLayout`.
 
-    Where a record ends stands in it alone, so they are gone through one by one; nothing is copied.
+    Records have variable length, so they are parsed one by one; nothing is copied.
     """
     kinds = bytearray()
-    found: list[tuple[int, int, int, int]] = []
+    records: list[tuple[int, int, int, int]] = []
     number = struct.Struct(">i").unpack_from
     try:
         at = _begin(data)
@@ -95,17 +100,17 @@ def records_in(data: bytes) -> Changelog:
             if kind not in (PUT, DELETE, MERGE) or size < FAMILY_BYTES or (value_size < 0) != (kind == DELETE):
                 raise UnknownLayout
             kinds.append(kind)
-            found.append((key, size, value, max(value_size, 0)))
+            records.append((key, size, value, max(value_size, 0)))
             at = value + max(value_size, 0)
     except (struct.error, IndexError) as error:
         raise UnknownLayout from error
-    whole, parts = np.frombuffer(data, np.uint8), np.array(found, np.int64).reshape(-1, 4).T
-    families = gather(whole, parts[0], np.int16).astype(np.int64)
-    return Changelog(whole, np.frombuffer(bytes(kinds), np.uint8), families, *parts)
+    buffer, parts = np.frombuffer(data, np.uint8), np.array(records, np.int64).reshape(-1, 4).T
+    families = gather(buffer, parts[0], np.int16).astype(np.int64)
+    return Changelog(buffer, np.frombuffer(bytes(kinds), np.uint8), families, *parts)
 
 
 def _begin(data: bytes) -> int:
-    """Where the first record lies."""
+    """Return the offset of the first record."""
     version, at = _text(data, 0)
     if version not in _VERSIONS:
         raise UnknownLayout
@@ -118,9 +123,9 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
-    """The elements in the values of a list: of which record each is, and where it begins. Raises `UnknownLayout`.
+    """Split the values of a list: return each element's record index and offset. Raises `UnknownLayout`.
 
-    In a value stand, of each element, its length and the element, and so many bytes of a delimiter between two.
+    A value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
     """
     owners, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     ends, owner = records.values + records.value_sizes, np.flatnonzero(records.value_sizes)
@@ -140,7 +145,7 @@ def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
 
 
 def is_plain(conf: Mapping[str, str]) -> bool:
-    """Whether a batch with these settings writes its rows as they are, into a changelog if into any."""
+    """Return True if a batch with these settings writes unencoded rows without checksums to RocksDB."""
     return (
         "RocksDB" in conf.get(f"{_SETTINGS}.providerClass", "")
         and conf.get(f"{_SETTINGS}.encodingFormat", "unsaferow") == "unsaferow"
@@ -149,10 +154,10 @@ def is_plain(conf: Mapping[str, str]) -> bool:
 
 
 def codec_of(conf: Mapping[str, str]) -> str:
-    """Spark's name of how changelogs are packed."""
+    """Return Spark's name of the changelogs' compression codec."""
     return conf.get(f"{_SETTINGS}.compression.codec", "lz4")
 
 
 def delimiter_of(conf: Mapping[str, str]) -> int:
-    """How many bytes stand between two elements of a list."""
+    """Return the number of bytes between two elements of a list."""
     return 0 if conf.get(f"{_SETTINGS}.rocksdb.mergeOperatorVersion", "1") == "2" else 1

@@ -1,4 +1,4 @@
-"""A Spark query's checkpoint, as it is now: its tables of state, the whole state of a batch, and what one changed."""
+"""Content of a Spark query's checkpoint: its tables of state, whole states of batches, and changes of batches."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from .written import changed, is_list, is_read_here
 
 _STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
-"""So many bytes of change files are read by one job of Spark's, unless one batch has more."""
+"""Approximate maximum size of the change files that one Spark job reads; a larger batch is read alone."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -43,28 +43,28 @@ _SETTINGS = {
 
 
 def check_there(where: str) -> None:
-    """Raise `NotFound` where there is no checkpoint, as far as that is known without Spark."""
-    if (found := own_place(where)) is not None:
-        CheckpointFiles(found)
+    """Raise `NotFound` if a checkpoint is missing and this can be checked without Spark."""
+    if (readable := own_place(where)) is not None:
+        CheckpointFiles(readable)
 
 
 @contextmanager
 def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
-    """The checkpoint at a place (`places.place`), for as long as this lasts. Nothing is written there.
+    """Open the checkpoint at `where` (see `places.place`) for the duration of the context. Writes nothing there.
 
-    Raises `NotFound` where there is none, `Refused` for state that cannot be carried, by name.
+    Raises `NotFound` if there is no checkpoint, `Refused` for state that cannot be read, which the message names.
     """
     with temporary_folder() as folder:
         yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
 
 
 class Checkpoint:
-    """`FollowedCheckpoint`; see `opened`. For one thread. Spark runs on this machine: it reads a folder of ours.
+    """Implementation of `FollowedCheckpoint`, created by `opened`. Not thread-safe. Requires a local Spark session.
 
     Attributes:
-        where: The folder or address, as it was given.
-        files: What is known without Spark: which batches there are, and of each how far it read.
-        tables: All that the query keeps; of these the first has no name.
+        where: Folder or URL, as the user gave it.
+        files: The parts that need no Spark: batches and their offsets.
+        tables: All tables of the query's state. The first has an empty name.
     """
 
     def __init__(self, where: str, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Checkpoint:
         self._checked = -1
         self._unpacked: dict[tuple[int, str], tuple[range, Changelog, Mapping[str, int]]] = {}
         self._spark = spark.newSession()
-        # The reader of state of Spark 4.2 asks for a coordinator that nothing has started but what runs queries.
+        # The state reader of Spark 4.2 needs a coordinator that only the query manager starts.
         _ = self._spark.streams
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
@@ -83,31 +83,31 @@ class Checkpoint:
 
     @property
     def query(self) -> str:
-        """The query's id."""
+        """Id of the query."""
         return self.files.id
 
     def committed(self) -> range:
-        """The batches whose commit is there now, without gaps up to the newest; none where all are gone."""
+        """Return the committed batches that are still listed, up to the newest without gaps; none if all are gone."""
         try:
             return self.files.committed()
         except NotFound:
             return range(0)
 
     def newest(self) -> int:
-        """The last batch that is committed, -1 for none. Any thread may ask for it."""
+        """Return the last committed batch, -1 for none. Thread-safe."""
         return max(self.files.listed(), default=-1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """The batches whose whole state can be read now, without gaps up to the newest, or to one."""
+        """Return the batches whose whole state is available, up to `up_to` or the newest, without gaps."""
         return self.files.available(up_to)
 
     def batch(self, batch: int, /) -> ReadableBatch:
-        """One committed batch. Raises `Gone` where it was cleaned up."""
+        """Return a committed batch. Raises `Gone` if it was cleaned up."""
         return self.files.batch(batch)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
-        """The whole state at the end of a batch, in no order. Raises `Gone` where it cannot be read any more."""
-        assert isinstance(table, StateTable)  # noqa: S101  it is one of `tables`
+        """Yield the whole state at the end of a batch, unordered. Raises `Gone` if it was cleaned up."""
+        assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         with self._own_folder() as folder:
             rows = self._spooled(table, batch, folder)
             for file in sorted(rows.glob("*.parquet")):
@@ -116,7 +116,7 @@ class Checkpoint:
 
     @contextmanager
     def frame(self, table: StateTable, batch: int) -> Iterator[DataFrame]:
-        """The same as a DataFrame, to be used inside."""
+        """Provide the whole state at the end of a batch as a DataFrame, valid inside the context."""
         with self._own_folder() as folder:
             with self.files.reading(batch):
                 self.files.bring_whole(self._stores(table), batch, folder)
@@ -126,71 +126,70 @@ class Checkpoint:
     def changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
-        """What batches changed, from the one behind `after` to `up_to`, so many `at_once`: tables with `_deleted`.
+        """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
-        A key is there once in each. Changelogs of state variables are read here, and without a Spark; of a list they
-        say what was added, which only those hear who say `appended`. All others Spark reads. Of batches of which
-        nothing but the whole state was kept, that is compared with the one before. Raises `Gone` where files were
-        cleaned up.
+        A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
+        here, without Spark; those of lists only if the caller accepts appended elements (`appended`). Spark reads all
+        other changes. If only whole states were kept, two of them are compared. Raises `Gone` if files were cleaned up.
         """
-        assert isinstance(table, StateTable)  # noqa: S101  it is one of `tables`
-        here = is_read_here(table) and (appended or not is_list(table))
+        assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
+        is_parsed_here = is_read_here(table) and (appended or not is_list(table))
         with self._own_folder() as spool:
             with self.files.reading(up_to):
                 self._check_variables(up_to)
             while after < up_to:
                 step = range(after + 1, min(after + at_once, up_to) + 1)
-                if here and (found := self._written(table, step)) is not None:
-                    table.check_keys(found)
-                    yield found
+                if is_parsed_here and (parsed := self._parsed_changes(table, step)) is not None:
+                    table.check_keys(parsed)
+                    yield parsed
                     after = step[-1]
                     continue
                 with self._own_folder() as folder:
                     last = self._bring_changes(table, after, up_to, at_once, folder)
                     if last > after:
-                        yield from self._feed(table, after, last, at_once, folder)
+                        yield from self._read_changes(table, after, last, at_once, folder)
                 if last == after:
                     last = step[-1]
                     yield self._difference(table, after, last, spool)
                 after = last
 
     def _check_variables(self, up_to: int) -> None:
-        """Once for all tables of which the same batches are read."""
+        """Check the state variables once for all tables of the same read."""
         if up_to != self._checked:
             self.files.check_variables()
             self._checked = up_to
 
-    def _written(self, table: StateTable, batches: range) -> pa.Table | None:
-        """What batches changed in a table, out of the changelogs; None where Spark has to read it."""
+    def _parsed_changes(self, table: StateTable, batches: range) -> pa.Table | None:
+        """Return the changes of batches to a table, parsed from changelogs; None if Spark has to read them."""
         key = (table.operator, table.store)
         try:
-            if (known := self._unpacked.get(key)) is None or known[0] != batches:
-                known = self._unpacked[key] = (batches, *self._changelogs(table, batches))
-            _, records, families = known
+            if (unpacked := self._unpacked.get(key)) is None or unpacked[0] != batches:
+                unpacked = self._unpacked[key] = (batches, *self._changelogs(table, batches))
+            _, records, families = unpacked
             return changed(table, records, families, delimiter_of(self.files.conf_of(batches[-1])))
         except (UnknownLayout, ObjectNotFound):
             return None
 
     def _changelogs(self, table: StateTable, batches: range) -> tuple[Changelog, Mapping[str, int]]:
-        """All records of a table's store, and the numbers of column families in them."""
-        files, known, stores = self.files, dict[str, int](), self._stores(table)
-        if not all(files.has_feed(each) and is_plain(files.conf_of(each)) for each in batches):
+        """Return all records of a table's store, and the numbers of their column families."""
+        files, numbers_by_name, stores = self.files, dict[str, int](), self._stores(table)
+        if not all(files.has_feed(batch) and is_plain(files.conf_of(batch)) for batch in batches):
             raise UnknownLayout
         with self._own_folder() as folder:
-            found = [
-                records_in(self._unpack(path, batch)).renumbered(files.families(store), known)
+            changelogs = [
+                records_in(self._unpack(path, batch)).renumbered(files.families(store), numbers_by_name)
                 for store, paths in zip(stores, files.bring_changelogs(stores, batches, folder), strict=True)
                 for batch, path in zip(batches, paths, strict=True)
             ]
-        return joined(found), known
+        return joined(changelogs), numbers_by_name
 
     def _unpack(self, changelog: Path, batch: int) -> bytes:
-        """A changelog as it was before it was packed, by Spark's own codec."""
+        """Decompress a changelog with Spark's codec."""
         jvm: Any = self._spark._jvm
         codecs = getattr(getattr(jvm.org.apache.spark.io, "CompressionCodec$"), "MODULE$")
         codec = codecs.createCodec(self._spark.sparkContext._jsc.sc().conf(), codec_of(self.files.conf_of(batch)))
         packed, unpacked = jvm.java.io.FileInputStream(str(changelog)), changelog.with_suffix(".unpacked")
-        # By a file: what Python is given over py4j costs it more than what it does with it.
+        # Through a file: passing the bytes over py4j would cost more than parsing them.
         out = jvm.java.io.FileOutputStream(str(unpacked))
         try:
             codec.compressedInputStream(packed).transferTo(out)
@@ -202,7 +201,7 @@ class Checkpoint:
         return unpacked.read_bytes()
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
-        """Copy what the batches behind one changed, as much as is read at a time; the last of these."""
+        """Copy the changes of the next batches, as many as one read takes. Return the last of these batches."""
         size, last = 0, after
         stores = self._stores(table)
         while last < up_to and (size < _AT_A_TIME_BYTES or (last - after) % at_once):
@@ -219,47 +218,46 @@ class Checkpoint:
         if last < up_to:
             last -= (last - after) % at_once
         if table.registers and last > after:
-            # Spark opens the last state to learn of the store's column families.
+            # Spark opens the last state to read the store's column families.
             with self.files.reading(last):
                 self.files.bring_whole(stores, last, folder)
         return last
 
-    def _feed(self, table: StateTable, after: int, last: int, at_once: int, folder: Path) -> Iterator[pa.Table]:
+    def _read_changes(self, table: StateTable, after: int, last: int, at_once: int, folder: Path) -> Iterator[pa.Table]:
         options = {"readChangeFeed": "true", "changeStartBatchId": after + 1, "changeEndBatchId": last}
-        feed = self._read(table, folder, last, **options).select(
+        changes = self._read(table, folder, last, **options).select(
             *table.columns(),
             (F.col("change_type") == "delete").alias(DELETED),
             F.floor((F.col("batch_id") - after - 1) / at_once).cast("int").alias(_STEP),
         )
         with self._by_spark(table, f"of batches {after + 1} to {last}", folder):
-            found = feed.toArrow()
-        table.check_keys(found)
+            rows = changes.toArrow()
+        table.check_keys(rows)
         schema = _with_deleted(table)
         for step in range(-(-(last - after) // at_once)):
-            yield _newest(found.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
+            yield _newest(rows.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
-        """What differs between the whole states at the ends of two batches.
-
-        In the folder `spool` the later one is left for the next step.
-        """
-        before, now = (self._spooled(table, each, spool) for each in (after, batch))
-        old, new = (self._spark.read.parquet(str(each)).alias(name) for name, each in (("old", before), ("new", now)))
+        """Compare the whole states at the ends of two batches. The later one stays in `spool` for the next step."""
+        old_path, new_path = (self._spooled(table, end, spool) for end in (after, batch))
+        old, new = (
+            self._spark.read.parquet(str(path)).alias(name) for name, path in (("old", old_path), ("new", new_path))
+        )
         changed = new.join(old, _same(table.schema.names, new.schema), "left_anti").withColumn(DELETED, F.lit(False))
-        gone = (
+        deleted = (
             old.join(new, _same(table.key.names, new.schema), "left_anti")
             .select(*map(in_backticks, table.key.names))
             .withColumn(DELETED, F.lit(True))
         )
         schema = _with_deleted(table)
-        both = changed.unionByName(gone, allowMissingColumns=True).select(*map(in_backticks, schema.names))
+        both = changed.unionByName(deleted, allowMissingColumns=True).select(*map(in_backticks, schema.names))
         with self._by_spark(table, f"at the end of batch {batch}"):
-            found = both.toArrow().cast(schema)
-        shutil.rmtree(before)
-        return found
+            result = both.toArrow().cast(schema)
+        shutil.rmtree(old_path)
+        return result
 
     def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
-        """The whole state at the end of a batch as Parquet, of which no memory need hold all."""
+        """Write the whole state at the end of a batch as Parquet, which is larger than memory. Return its folder."""
         rows = spool / str(batch)
         if not rows.exists():
             with self.frame(table, batch) as frame:
@@ -271,50 +269,49 @@ class Checkpoint:
         return rows
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:
-        found: list[StateTable] = []
+        tables: list[StateTable] = []
         with self._own_folder() as folder, self.files.reading(newest):
             self.files.bring_logs(newest, folder)
             for operator in self.files.operators:
-                for kept in operator.tables:
-                    options = dict(kept.options)
-                    schema = self._load(folder, operator.id, kept.store, newest, batchId=newest, **options).schema
-                    name = kept.name or operator.kind
-                    while any(name == each.name for each in found):
+                for stored in operator.tables:
+                    options = dict(stored.options)
+                    schema = self._load(folder, operator.id, stored.store, newest, batchId=newest, **options).schema
+                    name = stored.name or operator.kind
+                    while any(name == table.name for table in tables):
                         name += f"_{operator.id}"
-                    found.append(state_table(name if found else "", operator, kept, schema))
-        return tuple(found)
+                    tables.append(state_table(name if tables else "", operator, stored, schema))
+        return tuple(tables)
 
     def _stores(self, table: StateTable) -> Sequence[StoreFolder]:
         return self.files.stores(table.operator, table.store)
 
     def _read(self, table: StateTable, folder: Path, batch: int, **options: object) -> DataFrame:
-        """A task for each core, not for each state partition: most of these are small."""
-        said = dict(table.options) | options
+        """Load a table with one task for each core; one for each state partition would be many small tasks."""
+        all_options = dict(table.options) | options
         cores = self._spark.sparkContext.defaultParallelism
-        return self._load(folder, table.operator, table.store, batch, **said).coalesce(cores)
+        return self._load(folder, table.operator, table.store, batch, **all_options).coalesce(cores)
 
     def _load(self, folder: Path, operator: int, store: str, batch: int, **options: object) -> DataFrame:
         self._spark.conf.set(_FORMAT, str(self.files.format_of(batch)))
-        said = {"path": f"file:{folder}", "operatorId": operator, "storeName": store, **options}
+        all_options = {"path": f"file:{folder}", "operatorId": operator, "storeName": store, **options}
         return (
-            self._spark.read.format("statestore").options(**{name: str(value) for name, value in said.items()}).load()
+            self._spark.read.format("statestore")
+            .options(**{name: str(value) for name, value in all_options.items()})
+            .load()
         )
 
     @contextmanager
-    def _by_spark(self, table: StateTable, what: str, folder: Path | None = None) -> Iterator[None]:
-        """Inside, what Spark cannot read is refused. It has all files that it needs, as far as is known here.
-
-        Raises `Corruption` where a file in the folder is damaged.
-        """
+    def _by_spark(self, table: StateTable, extent: str, folder: Path | None = None) -> Iterator[None]:
+        """Translate Spark's errors to `Refused`, or `Corruption` if a file in the folder is damaged."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
             if folder is not None:
                 check_all(folder, self._unpack)
             raise Refused(
-                f"Spark cannot read the state {table.name or table.kind!r} {what} in {self.files.url}",
+                f"Spark cannot read the state {table.name or table.kind!r} {extent} in {self.files.url}",
                 quoted=root_of(error),
-                hint="does Spark's own reader (format statestore) read it? Then it is a fault of slackwater's",
+                hint="if Spark's own reader (format statestore) can read it, please report a bug in slackwater",
             ) from error
 
     @contextmanager
@@ -332,20 +329,20 @@ def _with_deleted(table: StateTable) -> pa.Schema:
 
 
 def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
-    """The last row of each key, which lies in one partition: there changes come in the order of their making."""
+    """Return the last row of each key. All changes of a key are in one partition, in write order."""
     keys = normalise_keys(rows.select(key), key)
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
 
 
 def _same(columns: Iterable[str], types: StructType) -> Column:
-    """Whether rows of `old` and `new` are the same in these columns. Spark compares no maps, but their entries."""
+    """Return the condition that rows of `old` and `new` are equal in these columns. Maps are compared as entries."""
 
     def of(side: str, name: str) -> Column:
         column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType
         return rebuilt(column, kind, _entries) if has(kind, MapType) else column
 
-    return reduce(Column.__and__, (of("old", each).eqNullSafe(of("new", each)) for each in columns), F.lit(True))
+    return reduce(Column.__and__, (of("old", name).eqNullSafe(of("new", name)) for name in columns), F.lit(True))
 
 
 def _entries(column: Column, kind: DataType) -> Column | None:

@@ -1,6 +1,6 @@
-"""Damaged files of a checkpoint, found and named here, since the errors of Spark's readers do not name them.
+"""Detection of damaged checkpoint files. Errors of Spark's readers do not name the file.
 
-Where Hadoop keeps sums of a file beside it, as on a local disk, Spark would check them there. A copy has none.
+Hadoop keeps checksums beside files on a local disk, which Spark checks there but not in a copy.
 """
 
 import struct
@@ -15,30 +15,30 @@ _MAGIC = b"crc\0"
 
 
 def check_sum(copy: Path, source: Path, key: str) -> None:
-    """Raise `Corruption` where a copy has other sums than Hadoop put beside its source, in `.NAME.crc`.
+    """Raise `Corruption` if a copy does not match the checksums in `.NAME.crc` beside its source.
 
-    That is CRC-32 of each so many bytes. Without one, nothing is known.
+    The file has a CRC-32 of each block. Without such a file nothing is checked.
     """
     try:
         sums = source.with_name(f".{source.name}.crc").read_bytes()
     except FileNotFoundError:
         return
-    (piece,) = struct.unpack(">I", sums[4:8].rjust(4, b"\0"))
-    if sums[:4] != _MAGIC or not piece:
+    (block_bytes,) = struct.unpack(">I", sums[4:8].rjust(4, b"\0"))
+    if sums[:4] != _MAGIC or not block_bytes:
         return
     with copy.open("rb") as file:
-        found = [zlib.crc32(some).to_bytes(4, "big") for some in iter(lambda: file.read(piece), b"")]
-    if b"".join(found) != sums[8:]:
-        raise damaged(key, "its checksum is another")
+        checksums = [zlib.crc32(block).to_bytes(4, "big") for block in iter(lambda: file.read(block_bytes), b"")]
+    if b"".join(checksums) != sums[8:]:
+        raise damaged(key, "its checksum differs")
 
 
 def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
-    """Raise `Corruption` for the first of the state's files in a folder that cannot be unpacked.
+    """Raise `Corruption` for the first state file in a folder that cannot be unpacked.
 
-    `unpack` gets a file and its batch, and raises what it likes.
+    `unpack` gets a file and its batch; any error of it counts.
     """
-    there = ((file, path) for path in folder.glob("state/**/*") if (file := state_file(str(path.relative_to(folder)))))
-    for file, path in sorted(there, key=lambda each: (each[0].version, each[0].key)):
+    files = ((file, path) for path in folder.glob("state/**/*") if (file := state_file(str(path.relative_to(folder)))))
+    for file, path in sorted(files, key=lambda entry: (entry[0].version, entry[0].key)):
         try:
             if path.suffix == ".zip":
                 with zipfile.ZipFile(path) as packed:
@@ -46,12 +46,12 @@ def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
                         raise ValueError(f"{name} in it has another checksum")
             else:
                 unpack(path, file.version - 1)
-        except Exception as error:  # whatever a codec says, the file is not as Spark wrote it
+        except Exception as error:  # any error of a codec means that the file is damaged
             raise damaged(file.key, root_of(error)) from error
 
 
 def root_of(error: BaseException) -> str:
-    """The first cause of an error, in Java too, in a line."""
+    """Return the root cause of a Python or Java error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -59,5 +59,5 @@ def root_of(error: BaseException) -> str:
         return str(error).strip().partition("\n")[0] or type(error).__name__
     while (cause := java.getCause()) is not None:
         java = cause
-    said = str(java.getMessage() or "").strip().partition("\n")[0]
-    return said or str(java.getClass().getSimpleName())
+    message = str(java.getMessage() or "").strip().partition("\n")[0]
+    return message or str(java.getClass().getSimpleName())

@@ -1,8 +1,7 @@
-"""The files of a checkpoint: what is in its logs, which batches can be read, and copies of what one needs for that.
+"""Files of a checkpoint: contents of its logs, available batches, and copies of the files that a batch needs.
 
-A query removes old files of its checkpoint at any time. So files are copied into a folder first, under their names, and
-Spark reads them there: what was copied stays, and without a file that it needs Spark fails. What is read is right, or
-nothing is read.
+A query may remove old files of its checkpoint at any time, so files are copied to a folder first, and Spark reads the
+copies. Spark fails if a copy is missing, so a read returns the complete state or raises.
 """
 
 import json
@@ -18,7 +17,7 @@ from ....errors import Gone, NotFound, ObjectNotFound, Refused
 from ....store.objects.many import many
 from .before_4 import metadata_before_4
 from .damage import check_sum
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, offsets, offsets_of, others_of, query_id
+from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, non_kafka_of, offsets, offsets_of, query_id
 from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
 from .places import Readable
 from .protocol import ReadableBatch
@@ -28,17 +27,17 @@ _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _JOIN = "spark.sql.streaming.join.stateFormatVersion"
 _JOINS = ("1", "2", "3")
-"""Formats of a join's state: since 2 it says which rows have met one, and in 3 all is in one store."""
+"""Supported formats of a join's state. Since 2 it records which rows have matched; 3 uses a single store."""
 _PIECE_BYTES = 16 << 20
 
 
 class CheckpointFiles:
-    """Reads. For one thread.
+    """Reader of a checkpoint's files. Not thread-safe.
 
     Attributes:
-        url: Where the checkpoint is.
-        id: The query's.
-        operators: The stateful operators of the newest batch when this was opened.
+        url: URL of the checkpoint.
+        id: Id of the query.
+        operators: Stateful operators of the newest batch when the checkpoint was opened.
     """
 
     def __init__(self, store: Readable) -> None:
@@ -46,7 +45,7 @@ class CheckpointFiles:
         self.url = store.url
         self._commits: dict[int, int] = {}
         self._offsets: dict[int, Offsets] = {}
-        self._said_commits: dict[int, Commit] = {}
+        self._commit_logs: dict[int, Commit] = {}
         self._families: dict[StoreFolder, Mapping[str, int]] = {}
         try:
             self.id = query_id(store.get(METADATA))
@@ -55,56 +54,61 @@ class CheckpointFiles:
                 "checkpoint of a Spark query",
                 self.url,
                 found="there is no file 'metadata' in it",
-                hint="give the query's checkpointLocation; one that was just started has it after some seconds",
+                hint="give the query's checkpointLocation; a new query writes the file after some seconds",
             ) from None
         newest = self.committed()[-1]
         keys = [info.key for info in store.list("state/")]
         metadata = [key for key in keys if is_metadata(key)]
         with self.reading(newest):
             self._metadata = dict(zip(metadata, many(store.get, metadata), strict=True))
-            self._partitions = self._said(newest).conf.get(_PARTITIONS)
+            self._partitions = self._offset_log(newest).conf.get(_PARTITIONS)
         if not metadata_of(metadata, newest):
-            self._metadata |= (made := metadata_before_4(self._metadata, keys))
-            metadata += made
+            self._metadata |= (derived := metadata_before_4(self._metadata, keys))
+            metadata += derived
         operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
-        self.operators = tuple(_with_partitions(each, keys) for each in sorted(operators, key=lambda each: each.id))
-        joins = [each for each in self.operators if each.kind == "join"]
-        if joins and (found := self._said(newest).conf.get(_JOIN, "2")) not in _JOINS:
+        self.operators = tuple(
+            _with_partitions(operator, keys) for operator in sorted(operators, key=lambda operator: operator.id)
+        )
+        joins = [operator for operator in self.operators if operator.kind == "join"]
+        if joins and (join_format := self._offset_log(newest).conf.get(_JOIN, "2")) not in _JOINS:
             raise Refused(
-                f"the join's state in the checkpoint {self.url} has format {found}, which cannot be read; "
+                f"the join's state in the checkpoint {self.url} has format {join_format}, which cannot be read; "
                 f"expected one of {', '.join(_JOINS)}",
-                hint=f"{_JOIN} says the format, and only a query that begins anew can take another",
+                hint=f"set {_JOIN}, and restart the query with a new checkpoint",
             )
         if not self.operators:
             raise Refused(
-                f"the checkpoint {self.url} has no state: its query keeps none, or has not run a batch",
+                f"the checkpoint {self.url} has no state: its query is stateless, or has not run a batch",
                 hint="attach to a query with a stateful operator, such as an aggregation",
             )
 
     def committed(self) -> range:
-        """The batches whose commit is there now, without gaps up to the newest.
+        """Return the committed batches that are still listed, up to the newest without gaps.
 
-        Raises `NotFound` where none is, `Refused` where one was committed anew since this was asked last: what was read
-        of it then is not so any more.
+        Raises `NotFound` if there is none, `Refused` if a batch was committed again since the previous call: data that
+        was read of that batch is outdated.
         """
-        known, self._commits = self._commits, self.listed()
+        previous, self._commits = self._commits, self.listed()
         if not self._commits:
             raise NotFound("committed batch", self.url)
         first = newest = max(self._commits)
-        anew = [batch for batch, at_ms in known.items() if batch > newest or self._commits.get(batch, at_ms) != at_ms]
-        if anew:
+        recommitted = [
+            batch for batch, at_ms in previous.items() if batch > newest or self._commits.get(batch, at_ms) != at_ms
+        ]
+        if recommitted:
             raise Refused(
-                f"the query of the checkpoint {self.url} was set back: batch {min(anew)} is not the one that it was",
-                hint="what was read stays; begin anew, under another name",
+                f"the query of the checkpoint {self.url} was rolled back: batch {min(recommitted)} is gone or was "
+                "committed again",
+                hint="start again under another --app or --stage; versions that were read stay",
             )
         while first - 1 in self._commits:
             first -= 1
-        self._offsets = {batch: said for batch, said in self._offsets.items() if batch >= first}
-        self._said_commits = {batch: said for batch, said in self._said_commits.items() if batch >= first}
+        self._offsets = {batch: log for batch, log in self._offsets.items() if batch >= first}
+        self._commit_logs = {batch: log for batch, log in self._commit_logs.items() if batch >= first}
         return range(first, newest + 1)
 
     def listed(self) -> dict[int, int]:
-        """The batches whose commit is there now, and when each was written, in milliseconds since 1970 UTC."""
+        """Return the listed commits: the time of each batch's commit file, in milliseconds since 1970 UTC."""
         return {
             int(name): info.modified_ms
             for info in self._store.list(COMMITS)
@@ -112,29 +116,32 @@ class CheckpointFiles:
         }
 
     def available(self, up_to: int | None = None) -> range:
-        """The batches whose whole state can be read now, of all stores, without gaps up to the newest, or to one."""
+        """Return the batches whose whole state is available in all stores, up to `up_to` or the newest."""
         batches = self.committed()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)
         files = self._state_files("state/")
         self._read_commits(batches)
-        whole = [whole_versions(files.get(each.path, ()), self._ids_of(each, batches)) for each in self.stores()]
+        whole = [whole_versions(files.get(store.path, ()), self._ids_of(store, batches)) for store in self.stores()]
         first = batches.stop
         while first - 1 in batches and all(first in versions for versions in whole):
             first -= 1
         return range(first, batches.stop)
 
     def check_variables(self) -> None:
-        """Raise `Refused` where the query went on with other state variables than it had when this was opened."""
+        """Check that the state variables are still those of the opening. Raises `Refused`."""
         prefixes = [
-            f"state/{each.id}/{name}/" for each in self.operators if each.kind == "transform" for name in FOLDERS
+            f"state/{operator.id}/{name}/"
+            for operator in self.operators
+            if operator.kind == "transform"
+            for name in FOLDERS
         ]
         keys = [info.key for prefix in prefixes for info in self._store.list(prefix) if is_metadata(info.key)]
         new = [key for key in keys if key not in self._metadata]
-        found = dict(zip(new, many(self._store.get, new), strict=True))
-        tables = {each.id: each.tables for each in self.operators}
+        new_metadata = dict(zip(new, many(self._store.get, new), strict=True))
+        tables = {operator.id: operator.tables for operator in self.operators}
         schemas = {data for key, data in self._metadata.items() if SCHEMAS in key}
-        for key, data in found.items():
+        for key, data in new_metadata.items():
             if SCHEMAS in key:
                 same = data in schemas
             else:
@@ -142,152 +149,153 @@ class CheckpointFiles:
                 same = operator.tables == tables.get(operator.id)
             if not same:
                 raise Refused(
-                    f"the query of the checkpoint {self.url} went on with other state variables ({key})",
-                    hint="begin anew: what is behind the change can be read then",
+                    f"the query of the checkpoint {self.url} has other state variables now ({key})",
+                    hint="start again: batches after the change can be read then",
                 )
-        self._metadata |= found
+        self._metadata |= new_metadata
 
     def batch(self, batch: int) -> ReadableBatch:
-        """One committed batch. Raises `Gone` where it was cleaned up."""
+        """Return a committed batch. Raises `Gone` if it was cleaned up."""
         if batch not in self._commits:
             self.committed()
         with self.reading(batch):
-            said = self._said(batch)
+            offset_log = self._offset_log(batch)
             self._read_commits([batch])
-            if batch not in self._commits or (ended := self._said_commits.get(batch)) is None:
+            if batch not in self._commits or (commit_log := self._commit_logs.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
             return ReadableBatch(
                 batch,
-                offsets_of(said.sources),
-                said.watermark_ms,
-                ended.next_watermark_ms,
+                offsets_of(offset_log.sources),
+                offset_log.watermark_ms,
+                commit_log.next_watermark_ms,
                 self._commits[batch],
-                others_of(said.sources),
+                non_kafka_of(offset_log.sources),
             )
 
     def format_of(self, batch: int) -> int:
-        """The version of the checkpoint's format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
+        """Return the version of the checkpoint format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
         self._read_commits([batch])
-        if batch not in self._said_commits:
+        if batch not in self._commit_logs:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
-        return 2 if self._said_commits[batch].state_ids else 1
+        return 2 if self._commit_logs[batch].state_ids else 1
 
     def has_feed(self, batch: int) -> bool:
-        """Whether a batch's changes to the state before it can be read, from names alone.
+        """Return True if a batch's changes can be read, judging by names. Raises `ObjectNotFound`.
 
-        Not where a batch lays the state out anew, nor at the first in another format. Raises `ObjectNotFound`.
+        False for a batch that repartitions the state, and for the first batch in another checkpoint format.
         """
-        now, before = self._said(batch), self._said(batch - 1) if batch - 1 in self._commits else None
-        if now.operation or (before and now.conf.get(_PARTITIONS) != before.conf.get(_PARTITIONS)):
+        current, previous = self._offset_log(batch), self._offset_log(batch - 1) if batch - 1 in self._commits else None
+        if current.operation or (previous and current.conf.get(_PARTITIONS) != previous.conf.get(_PARTITIONS)):
             return False
-        return before is None or self.format_of(batch) == self.format_of(batch - 1)
+        return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """All stores of all partitions, or one store of an operator's."""
+        """Return the stores of all partitions, optionally of one operator and of one of its stores."""
         return [
-            StoreFolder(each.id, partition, name)
-            for each in self.operators
-            for name in each.stores
-            for partition in range(each.partitions)
-            if operator in (None, each.id) and store in (None, name)
+            StoreFolder(operator_with_stores.id, partition, name)
+            for operator_with_stores in self.operators
+            for name in operator_with_stores.stores
+            for partition in range(operator_with_stores.partitions)
+            if operator in (None, operator_with_stores.id) and store in (None, name)
         ]
 
     def bring_logs(self, batch: int, folder: Path) -> None:
-        """What Spark reads of a batch before its state. Raises `ObjectNotFound`.
+        """Copy the logs and metadata that Spark reads before a batch's state. Raises `ObjectNotFound`.
 
-        Raises `Refused` for a batch that has another number of state partitions than the newest had.
+        Raises `Refused` if the batch has another number of state partitions than the newest batch had at the opening.
         """
-        if (partitions := self._said(batch).conf.get(_PARTITIONS)) != self._partitions:
+        if (partitions := self._offset_log(batch).conf.get(_PARTITIONS)) != self._partitions:
             raise Refused(
-                f"batch {batch} of the checkpoint {self.url} has its state in {partitions} partitions, and the newest, "
-                f"when this was opened, in {self._partitions}",
-                hint="begin anew: what is behind the change can be read then",
+                f"batch {batch} of the checkpoint {self.url} has {partitions} state partitions, but the newest batch "
+                f"had {self._partitions} when reading began",
+                hint="start again: batches after the change can be read then",
             )
         self._copy_all([METADATA, f"{OFFSETS}{batch}", f"{COMMITS}{batch}"], folder)
         for key, data in self._metadata.items():
             target = folder / key
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(_moved(data, key, folder))
+                target.write_bytes(_with_local_schemas(data, key, folder))
 
     def bring_whole(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
-        """What the whole state of stores at the end of a batch is made of. Raises `ObjectNotFound`."""
+        """Copy the files of the whole state of stores at the end of a batch. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
-        self._read_commits(each for each in batches if each in self._commits)
+        self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
             if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
                 missing = self._changes_of(store, lacking(batch + 1, files, self._ids_of(store, batches)) - 1)
-                if files and all(each.is_whole for each in files):
+                if files and all(file.is_whole for file in files):
                     missing = f"{missing.rpartition('.')[0]}.zip"
                 raise ObjectNotFound(missing, self.url)
-            # Also where nothing is needed, Spark looks for the folder.
+            # Spark requires the folder even if the state is empty.
             (folder / store.path).mkdir(parents=True, exist_ok=True)
-            self._copy_all([each.key for each in needed], folder)
-            beside = [
+            self._copy_all([file.key for file in needed], folder)
+            referenced = [
                 store.path + name
-                for each in needed
-                if each.key.endswith(".zip")
-                for name in named_in((folder / each.key).read_bytes(), each.key)
+                for file in needed
+                if file.key.endswith(".zip")
+                for name in named_in((folder / file.key).read_bytes(), file.key)
             ]
-            self._copy_all(beside, folder)
+            self._copy_all(referenced, folder)
 
     def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
-        """The files with what a batch changed in stores; how many bytes. Raises `ObjectNotFound`."""
+        """Copy the files with a batch's changes to stores. Return their size. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
-        return self._copy_all([self._changes_of(each, batch) for each in stores], folder)
+        return self._copy_all([self._changes_of(store, batch) for store in stores], folder)
 
     def bring_changelogs(self, stores: Sequence[StoreFolder], batches: range, folder: Path) -> Sequence[Sequence[Path]]:
-        """The changelogs of some batches, in their order, of each store. Raises `ObjectNotFound`."""
+        """Copy the changelogs of batches; return their paths by store. Raises `ObjectNotFound`."""
         keys = [[self._changes_of(store, batch) for batch in batches] for store in stores]
         self._copy_all([key for of_store in keys for key in of_store], folder)
         return [[folder / key for key in of_store] for of_store in keys]
 
     def conf_of(self, batch: int) -> Mapping[str, str]:
-        """The settings with which a batch ran. Raises `ObjectNotFound`."""
-        return self._said(batch).conf
+        """Return the settings of a batch. Raises `ObjectNotFound`."""
+        return self._offset_log(batch).conf
 
     def families(self, store: StoreFolder) -> Mapping[str, int]:
-        """The column families of a store in RocksDB; empty where no snapshot says them.
+        """Return the numbers of a RocksDB store's column families; empty without a snapshot.
 
-        With a new one a query writes a snapshot, and `check_variables` sees that: the others keep their numbers.
+        The result is cached: a query that adds a family writes a snapshot, which `check_variables` detects, and the
+        numbers of the other families do not change.
         """
         if store not in self._families:
-            files = [each for each in self._state_files(store.path).get(store.path, ()) if each.key.endswith(".zip")]
-            newest = max(files, key=lambda each: each.version, default=None)
+            files = [file for file in self._state_files(store.path).get(store.path, ()) if file.key.endswith(".zip")]
+            newest = max(files, key=lambda file: file.version, default=None)
             if newest is None:
                 return {}
             self._families[store] = families_in(self._store.get(newest.key), newest.key)
         return self._families[store]
 
     def _changes_of(self, store: StoreFolder, batch: int) -> str:
-        """The file with what a batch changed in a store."""
+        """Return the key of the file with a batch's changes to a store."""
         self._read_commits([batch])
-        kind = "changelog" if "RocksDB" in self._said(batch).conf.get(_PROVIDER, "") else "delta"
+        kind = "changelog" if "RocksDB" in self._offset_log(batch).conf.get(_PROVIDER, "") else "delta"
         named = self._ids_of(store, [batch]).get(batch + 1)
         return f"{store.path}{batch + 1}{f'_{named}' if named else ''}.{kind}"
 
     @contextmanager
     def reading(self, batch: int) -> Iterator[None]:
-        """What is not there is `Gone`, inside."""
+        """Translate `ObjectNotFound` to `Gone`, inside the context."""
         try:
             yield
         except ObjectNotFound as error:
             raise Gone(
-                f"the checkpoint {self.url} has not all of batch {batch}: {error.key} is not there",
-                hint="the query removes what is older than spark.sql.streaming.minBatchesToRetain batches",
+                f"batch {batch} of the checkpoint {self.url} is incomplete: {error.key} is missing",
+                hint="the query removes files that are older than spark.sql.streaming.minBatchesToRetain batches",
             ) from error
 
-    def _said(self, batch: int) -> Offsets:
+    def _offset_log(self, batch: int) -> Offsets:
         if batch not in self._offsets:
             key = f"{OFFSETS}{batch}"
             self._offsets[batch] = offsets(self._store.get(key), key)
         return self._offsets[batch]
 
     def _read_commits(self, batches: Iterable[int]) -> None:
-        """Get the commits of these batches, where they are not known; that of one that is gone stays unknown."""
-        missing = [batch for batch in batches if batch not in self._said_commits]
+        """Read the commit logs of batches that are not cached. Missing ones are skipped."""
+        missing = [batch for batch in batches if batch not in self._commit_logs]
 
         def get(batch: int) -> Commit | None:
             key = f"{COMMITS}{batch}"
@@ -296,27 +304,29 @@ class CheckpointFiles:
             except ObjectNotFound:
                 return None
 
-        found = zip(missing, many(get, missing), strict=True)
-        self._said_commits |= {batch: said for batch, said in found if said is not None}
+        logs_by_batch = zip(missing, many(get, missing), strict=True)
+        self._commit_logs |= {batch: log for batch, log in logs_by_batch if log is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
-        """The ids of a store's versions, as far as they are known."""
-        position = next(each.stores.index(store.store) for each in self.operators if each.id == store.operator)
+        """Return the ids of a store's versions, for batches whose commit log is cached."""
+        position = next(
+            operator.stores.index(store.store) for operator in self.operators if operator.id == store.operator
+        )
         return {
             batch + 1: ids[store.partition][position]
             for batch in batches
-            if (said := self._said_commits.get(batch))
-            and (ids := said.state_ids.get(store.operator))
+            if (log := self._commit_logs.get(batch))
+            and (ids := log.state_ids.get(store.operator))
             and store.partition < len(ids)
         }
 
     def _state_files(self, prefix: str) -> Mapping[str, Sequence[StateFile]]:
-        """By folder."""
-        found: dict[str, list[StateFile]] = {}
+        """Return the state files by folder."""
+        files: dict[str, list[StateFile]] = {}
         for info in self._store.list(prefix):
             if (file := state_file(info.key)) is not None:
-                found.setdefault(info.key[: info.key.rfind("/") + 1], []).append(file)
-        return found
+                files.setdefault(info.key[: info.key.rfind("/") + 1], []).append(file)
+        return files
 
     def _copy_all(self, keys: Iterable[str], folder: Path) -> int:
         missing = [key for key in dict.fromkeys(keys) if not (folder / key).exists()]
@@ -324,10 +334,10 @@ class CheckpointFiles:
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
-    """The operator with as many state partitions as it has folders: some have one, whatever its metadata says."""
+    """Return the operator with as many state partitions as it has folders, which may be fewer than in its metadata."""
     folder = f"state/{operator.id}/"
-    found = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
-    return replace(operator, partitions=min(operator.partitions, sum(each.isdecimal() for each in found)))
+    names = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
+    return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))
 
 
 def _copy(store: Readable, folder: Path, key: str) -> int:
@@ -345,20 +355,20 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
             while len(piece := store.get_range(key, file.tell(), _PIECE_BYTES)) == _PIECE_BYTES:
                 file.write(piece)
             file.write(piece)
-    # Whole, or not there.
+    # Atomic: the copy is complete or missing.
     part.replace(target)
     return target.stat().st_size
 
 
-def _moved(data: bytes, key: str, folder: Path) -> bytes:
-    """Metadata with the paths of schemas in it, which are whole, in a folder where they are now."""
+def _with_local_schemas(data: bytes, key: str, folder: Path) -> bytes:
+    """Return metadata whose absolute paths of schema files point into the folder."""
     if "/_metadata/v2/" not in key:
         return data
-    version, _, rest = data.decode().partition("\n")
-    said = json.loads(rest)
-    for each in said.get("stateStoreInfo", ()):
-        if "stateSchemaFilePaths" in each:
-            each["stateSchemaFilePaths"] = [
-                f"file:{folder}/state/{path.rpartition('/state/')[2]}" for path in each["stateSchemaFilePaths"]
+    version, _, text = data.decode().partition("\n")
+    document = json.loads(text)
+    for store_info in document.get("stateStoreInfo", ()):
+        if "stateSchemaFilePaths" in store_info:
+            store_info["stateSchemaFilePaths"] = [
+                f"file:{folder}/state/{path.rpartition('/state/')[2]}" for path in store_info["stateSchemaFilePaths"]
             ]
-    return f"{version}\n{json.dumps(said)}".encode()
+    return f"{version}\n{json.dumps(document)}".encode()

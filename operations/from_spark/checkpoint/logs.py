@@ -1,4 +1,4 @@
-"""What Spark's own logs in a checkpoint say of a batch: the text files `metadata`, `offsets/N` and `commits/N`."""
+"""Parsers of Spark's own logs in a checkpoint: the text files `metadata`, `offsets/N` and `commits/N`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,40 +10,40 @@ from ....errors import Corruption, Refused
 
 METADATA, OFFSETS, COMMITS = "metadata", "offsets/", "commits/"
 _KNOWN = {OFFSETS: 2, COMMITS: 3}
-"""The newest version of each log that is read here: those of Spark 4.3."""
+"""Newest supported version of each log: those of Spark 4.3."""
 _NOTHING = "-"
 
 
 class SourceOffsets(Struct, frozen=True):
-    """How far one source of a query was read at the end of a batch."""
+    """Offsets of one source at the end of a batch."""
 
     source: str
-    """The source's number among those of the query, or its name where the query names it."""
+    """Number of the source in the query, or its name if the query names it."""
     topics: dict[str, tuple[int, ...]]
-    """Of Kafka: by topic the next offset of each partition, -1 for one that is not read. Empty for other sources."""
+    """Next offset of each partition by Kafka topic, -1 for an unread partition. Empty for other sources."""
     text: str
-    """As Spark wrote it; empty where the source had nothing yet."""
+    """Offsets as Spark wrote them; empty if the source had no data yet."""
 
 
 class Offsets(Struct, frozen=True):
-    """One file of `offsets/`: what a batch was to read."""
+    """Content of a file of `offsets/`: the planned batch."""
 
     sources: tuple[SourceOffsets, ...]
     time_ms: int
     watermark_ms: int | None
-    """None before there was one."""
+    """None before the first watermark."""
     conf: dict[str, str]
-    """Settings of the query's session that a restart takes over, such as the number of shuffle partitions."""
+    """Session settings that a restart keeps, such as the number of shuffle partitions."""
     operation: str
-    """Of a batch that reads nothing and does something else, such as a repartition, Spark's word for it; else empty."""
+    """Spark's name of the operation of a batch without input, such as a repartition; else empty."""
 
 
 StateIds = dict[int, tuple[tuple[str, ...], ...]]
-"""By operator and partition the ids in the names of its stores' files, in the stores' order."""
+"""Ids in the names of state files, by operator and partition, in the order of the operator's stores."""
 
 
 def query_id(data: bytes) -> str:
-    """The id in the file `metadata`. Raises `Corruption`."""
+    """Return the id in the file `metadata`. Raises `Corruption`."""
     try:
         return str(json.loads(data)["id"])
     except (ValueError, KeyError, TypeError) as error:
@@ -51,54 +51,54 @@ def query_id(data: bytes) -> str:
 
 
 def offsets(data: bytes, key: str) -> Offsets:
-    """A file of `offsets/`. Raises `Corruption`, or `Refused` for one of a Spark that is newer."""
+    """Parse a file of `offsets/`. Raises `Corruption`, or `Refused` for a file of a newer Spark."""
     version, head, lines = _lines(data, key, OFFSETS)
-    named = [line.partition(":")[::2] if version > 1 else (str(at), line) for at, line in enumerate(lines)]
+    sources = [line.partition(":")[::2] if version > 1 else (str(at), line) for at, line in enumerate(lines)]
     try:
-        said = json.loads(head)
-        watermark_ms = int(said["batchWatermarkMs"])
+        header = json.loads(head)
+        watermark_ms = int(header["batchWatermarkMs"])
         return Offsets(
-            tuple(_source(name, "" if text == _NOTHING else text) for name, text in named),
-            int(said["batchTimestampMs"]),
+            tuple(_source(name, "" if text == _NOTHING else text) for name, text in sources),
+            int(header["batchTimestampMs"]),
             watermark_ms if watermark_ms > 0 else None,
-            {str(name): str(value) for name, value in said.get("conf", {}).items()},
-            str((said.get("controlBatchInfo") or {}).get("operationType", "")),
+            {str(name): str(value) for name, value in header.get("conf", {}).items()},
+            str((header.get("controlBatchInfo") or {}).get("operationType", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(key, error) from error
 
 
 class Commit(Struct, frozen=True):
-    """One file of `commits/`: a batch that has ended."""
+    """Content of a file of `commits/`: a completed batch."""
 
     next_watermark_ms: int | None
-    """The one with which the next batch runs; None where there is none."""
+    """Watermark of the next batch; None without one."""
     state_ids: StateIds
-    """Of checkpoint format 2; else none."""
+    """Empty in checkpoint format 1."""
 
 
 def commit(data: bytes, key: str) -> Commit:
-    """A file of `commits/`. Raises as `offsets`."""
+    """Parse a file of `commits/`. Raises `Corruption`, or `Refused` for a file of a newer Spark."""
     _, head, _ = _lines(data, key, COMMITS)
     try:
-        said = json.loads(head or "{}")
-        watermark_ms, ids = int(said.get("nextBatchWatermarkMs", 0)), said.get("stateUniqueIds") or {}
+        header = json.loads(head or "{}")
+        watermark_ms, ids = int(header.get("nextBatchWatermarkMs", 0)), header.get("stateUniqueIds") or {}
         return Commit(
             watermark_ms if watermark_ms > 0 else None,
-            {int(each): tuple(tuple(map(str, ids)) for ids in parts) for each, parts in ids.items()},
+            {int(operator): tuple(tuple(map(str, ids)) for ids in parts) for operator, parts in ids.items()},
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise _unreadable(key, error) from error
 
 
 def _lines(data: bytes, key: str, log: str) -> tuple[int, str, Sequence[str]]:
-    """The version of a log's file, the line of JSON that it begins with, and those behind it."""
+    """Return the version of a log file, its line of JSON, and the remaining lines."""
     first, *lines = data.decode(errors="replace").splitlines() or [""]
     version = int(first[1:]) if first[:1] == "v" and first[1:].isdecimal() else 0
     if version > _KNOWN[log]:
         raise Refused(
-            f"{key} of the checkpoint is of version {version}; expected one up to {_KNOWN[log]}",
-            hint="a newer Spark wrote it: take a slackwater that knows it",
+            f"{key} of the checkpoint has version {version}; supported up to {_KNOWN[log]}",
+            hint="a newer Spark wrote it: update slackwater",
         )
     if not version:
         raise Corruption(f"{key} of the checkpoint does not begin with its version", object_key=key)
@@ -110,55 +110,60 @@ def _source(name: str, text: str) -> SourceOffsets:
 
 
 def _topics(text: str) -> dict[str, tuple[int, ...]]:
-    """By topic the next offset of each partition, where a text is Kafka's."""
+    """Return the next offset of each partition by topic; empty if the text is not Kafka's."""
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return {}
-    if not isinstance(said, Mapping) or not all(map(_is_topic, said.values())):
+    if not isinstance(document, Mapping) or not all(map(_is_topic, document.values())):
         return {}
-    return {topic: _positions({int(each): int(at) for each, at in parts.items()}) for topic, parts in said.items()}
+    return {
+        topic: _by_partition({int(partition): int(at) for partition, at in parts.items()})
+        for topic, parts in document.items()
+    }
 
 
-def _is_topic(said: Any) -> bool:
-    return isinstance(said, Mapping) and all(each.isdecimal() and type(at) is int for each, at in said.items())
+def _is_topic(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        partition.isdecimal() and type(at) is int for partition, at in value.items()
+    )
 
 
-def _positions(of: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(of.get(number, -1) for number in range(max(of, default=-1) + 1))
+def _by_partition(offsets_by_partition: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(offsets_by_partition.get(number, -1) for number in range(max(offsets_by_partition, default=-1) + 1))
 
 
 def _unreadable(key: str, error: Exception) -> Corruption:
-    return Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key)
+    return Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key)
 
 
 def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
-    """Where each source stands: a Kafka topic by partition, another source by the one number that says it.
+    """Return the offsets of each source: one for each partition of a Kafka topic, a single number for other sources.
 
-    A source of which Spark keeps no number is none of them.
+    Sources for which Spark keeps no number are left out.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for source in sources:
-        # The same topic may be read twice; of a partition that is not read, Spark says -1.
+        # Two sources may read the same topic. Spark writes -1 for an unread partition.
         for topic, ends in source.topics.items():
-            found[f"{topic}.{source.source}" if topic in found else topic] = tuple(max(0, at) for at in ends)
+            result[f"{topic}.{source.source}" if topic in result else topic] = tuple(max(0, at) for at in ends)
         if not source.topics and (at := _number(source.text)) is not None:
-            found[f"source-{source.source}"] = (at,)
-    return found
+            result[f"source-{source.source}"] = (at,)
+    return result
 
 
-def others_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
-    """Those of `offsets_of` that are no Kafka topic."""
-    return frozenset(f"source-{each.source}" for each in sources if not each.topics)
+def non_kafka_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
+    """Return the names, as in `offsets_of`, of the sources that are no Kafka topics."""
+    return frozenset(f"source-{source.source}" for source in sources if not source.topics)
 
 
 def _number(text: str) -> int | None:
-    """The number of a file source's log, of rows or of seconds; None where there is none."""
+    """Return the offset of a file, rows or rate source as a single number; None if it has none."""
     try:
-        said = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return None
-    if isinstance(said, Mapping):
-        # The number of the last entry of a file source's log, from 0.
-        said = said["logOffset"] + 1 if isinstance(said.get("logOffset"), int) else None
-    return max(0, said) if isinstance(said, int) else None
+    if isinstance(value, Mapping):
+        # Index of the last entry of a file source's log.
+        value = value["logOffset"] + 1 if isinstance(value.get("logOffset"), int) else None
+    return max(0, value) if isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""The stateful operators of a query, as Spark's own metadata in its checkpoint says them."""
+"""Stateful operators of a query, parsed from Spark's metadata in the checkpoint."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from ....errors import Corruption, Refused
 
 SCHEMAS = "_stateSchema"
 FOLDERS = ("_metadata", SCHEMAS)
-"""Folders of a checkpoint in which stands of which state it is."""
+"""Folders of a checkpoint with metadata of the state."""
 _TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS = {
     "stateStoreSave": "aggregate",
@@ -21,24 +21,24 @@ _KINDS = {
     "globalLimit": "limit",
     **dict.fromkeys(_TRANSFORM, "transform"),
 }
-"""Of operators by Spark's short names what they are here."""
+"""Our name of an operator, by Spark's short name."""
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
-"""How the name of a join's store ends that holds the rows of one side; others count them."""
+"""Suffix of the join store with the rows of a side; the other stores count rows."""
 _LIST = "ListState"
 _VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One table that an operator keeps, and how Spark reads it."""
+class OperatorTable:
+    """One table of an operator's state, and how Spark reads it."""
 
     name: str
-    """What tells it from the operator's others; empty where there is one."""
+    """Distinguishes the operator's tables; empty if there is only one."""
     store: str
     options: tuple[tuple[str, str], ...] = ()
     has_feed: bool = True
-    """Whether its rows' changes can be read. A list's are its new elements, which tell nothing without the old."""
+    """True if changes of its rows can be read. Changes of a list are its new elements only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Operator:
     Attributes:
         id: Spark's number.
         name: Spark's short name.
-        kind: What it is.
-        stores: The names of its stores, in Spark's order.
-        partitions: The number of state partitions that its metadata says.
-        tables: What it keeps.
+        kind: Our name of the kind of operator.
+        stores: Names of its stores, in Spark's order.
+        partitions: Number of state partitions in its metadata.
+        tables: Tables of its state.
     """
 
     id: int
@@ -59,16 +59,16 @@ class Operator:
     kind: str
     stores: tuple[str, ...]
     partitions: int
-    tables: tuple[Kept, ...]
+    tables: tuple[OperatorTable, ...]
 
 
 def is_metadata(key: str) -> bool:
-    """Whether a file of a checkpoint says of which state it is, not what the state is."""
-    return key.startswith("state/") and any(f"/{each}/" in key for each in FOLDERS) and "/." not in key
+    """Return True if a file of a checkpoint has metadata of the state rather than state."""
+    return key.startswith("state/") and any(f"/{folder}/" in key for folder in FOLDERS) and "/." not in key
 
 
 def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:
-    """Among the keys of metadata those that say the operators of a batch, one of each operator."""
+    """Return the keys of the metadata files that apply to a batch, one for each operator."""
     newest: dict[str, tuple[int, str]] = {}
     for key in keys:
         operator, folder, name = key.split("/", 2)[1], *key.rpartition("/")[::2]
@@ -80,19 +80,20 @@ def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:
 
 
 def operator_in(data: bytes, key: str) -> Operator:
-    """The operator of a file of metadata. Raises `Corruption`, or `Refused` for one that is not known."""
+    """Parse a metadata file. Raises `Corruption`, or `Refused` for an unknown operator."""
     try:
-        said = json.loads(data.decode().partition("\n")[2])
-        about, stores = said["operatorInfo"], said["stateStoreInfo"]
-        number, name = int(about["operatorId"]), str(about["operatorName"])
-        names = tuple(str(each["storeName"]) for each in stores)
+        document = json.loads(data.decode().partition("\n")[2])
+        operator_info, stores = document["operatorInfo"], document["stateStoreInfo"]
+        number, name = int(operator_info["operatorId"]), str(operator_info["operatorName"])
+        names = tuple(str(store["storeName"]) for store in stores)
         partitions = int(stores[0]["numPartitions"])
-        properties = json.loads(said.get("operatorPropertiesJson") or "{}")
+        properties = json.loads(document.get("operatorPropertiesJson") or "{}")
         variables = [
-            (str(each["stateName"]), str(each["stateVariableType"])) for each in properties.get("stateVariables", ())
+            (str(variable["stateName"]), str(variable["stateVariableType"]))
+            for variable in properties.get("stateVariables", ())
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise Corruption(f"{key} of the checkpoint is not as Spark writes it: {error}", object_key=key) from error
+        raise Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key) from error
     if name not in _KINDS:
         raise Refused(f"the query has the stateful operator {name!r}, whose state cannot be read")
     for variable, kind in variables:
@@ -101,19 +102,21 @@ def operator_in(data: bytes, key: str) -> Operator:
     return Operator(number, name, _KINDS[name], names, partitions, tuple(_tables(name, names, variables)))
 
 
-def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str]]) -> Iterable[Kept]:
+def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str]]) -> Iterable[OperatorTable]:
     if name in _TRANSFORM:
-        # Spark keeps them in no order. Those that are one value of a key come first, timers last.
-        for variable, kind in sorted(variables, key=lambda each: (_VARIABLE_KINDS.index(each[1]), each[0])):
+        # Spark keeps the variables unordered. Single values of a key come first, timers last.
+        for variable, kind in sorted(variables, key=lambda entry: (_VARIABLE_KINDS.index(entry[1]), entry[0])):
             if variable in _TIMERS:
-                yield Kept("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
+                yield OperatorTable("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
             elif not variable.startswith("$"):
                 options = (("stateVarName", variable), ("flattenCollectionTypes", str(kind != _LIST).lower()))
-                yield Kept(variable, stores[0], options, has_feed=kind != _LIST)
+                yield OperatorTable(variable, stores[0], options, has_feed=kind != _LIST)
     elif name == "symmetricHashJoin":
         for side in ("left", "right"):
             rows = f"{side}{_ROWS_OF_A_SIDE}"
-            # Since format 3 all is in one store, whose column families are called as the stores were before.
-            yield Kept(side, rows) if rows in stores else Kept(side, stores[0], (("storeName", rows),))
+            # Since format 3 all tables are column families of one store, named like the earlier stores.
+            yield (
+                OperatorTable(side, rows) if rows in stores else OperatorTable(side, stores[0], (("storeName", rows),))
+            )
     else:
-        yield Kept("", stores[0])
+        yield OperatorTable("", stores[0])

@@ -1,4 +1,4 @@
-"""Where a checkpoint may be: a folder, S3 by slackwater's own client, or what Spark reads by Hadoop's file systems."""
+"""Storage of a checkpoint: a local folder, S3 through slackwater's client, or a Hadoop file system through Spark."""
 
 import re
 from collections.abc import Iterator
@@ -18,61 +18,60 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class Readable(Protocol):
-    """What of `ObjectStore` reads: nothing of a checkpoint can be changed by it."""
+    """The reading half of `ObjectStore`: a checkpoint is never changed."""
 
     @property
-    def url(self) -> str:
-        """Where all is."""
+    def url(self) -> str: ...
 
     def get(self, key: str) -> bytes:
-        """A file. Raises `ObjectNotFound`."""
+        """Return the content of a file. Raises `ObjectNotFound`."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes of a file from `start`, fewer at its end. Raises `ObjectNotFound`."""
+        """Return `length` bytes of a file from `start`, fewer at its end. Raises `ObjectNotFound`."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The files whose key starts with `prefix`; no promise of their order."""
+        """List the files whose key starts with `prefix`, in any order."""
 
     def local_path(self, key: str) -> Path | None:
-        """Where a file lies on this machine's disk, or None."""
+        """Return the path of a file on this machine's disk, or None."""
 
 
 def place(where: str, spark: SparkSession) -> Readable:
-    """What reads at a folder, `s3://bucket/prefix`, or another URL for which Spark has a file system.
+    """Return a reader of a folder, `s3://bucket/prefix`, or another URL for which Spark has a file system.
 
-    Raises `Usage` where it cannot be understood, `Unavailable` where Spark has no such file system.
+    Raises `Usage` if `where` cannot be parsed, `Unavailable` if Spark has no such file system.
     """
     return own_place(where) or HadoopFiles(where, spark)
 
 
 def own_place(where: str) -> Readable | None:
-    """What reads at a place that needs no Spark; None where it does. Raises `Usage` where it cannot be understood."""
+    """Return a reader that needs no Spark; None for other URLs. Raises `Usage` if `where` cannot be parsed."""
     if _SCHEME.match(where) and not _OURS.match(where):
         return None
     return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))
 
 
 class HadoopFiles:
-    """Files below a URL, as the JVM of a Spark session reads them."""
+    """Files below a URL, read by the JVM of a Spark session."""
 
     def __init__(self, url: str, spark: SparkSession) -> None:
         self.url = url.rstrip("/")
         self._jvm: Any = spark._jvm
-        with self._asking("list", ""):
+        with self._translate_errors("list", ""):
             conf = spark._jsparkSession.sessionState().newHadoopConf()
             self._files = self._path("").getFileSystem(conf)
             self._root = str(self._files.makeQualified(self._path("")).toString())
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        with self._asking("list", prefix):
+        with self._translate_errors("list", prefix):
             try:
-                found = self._files.listFiles(self._path(prefix[: prefix.rfind("/") + 1]), True)
+                statuses = self._files.listFiles(self._path(prefix[: prefix.rfind("/") + 1]), True)
             except Py4JJavaError as error:
                 if _is_absent(error):
                     return
                 raise
-            while found.hasNext():
-                status = found.next()
+            while statuses.hasNext():
+                status = statuses.next()
                 key = str(status.getPath().toString()).removeprefix(self._root).lstrip("/")
                 if key.startswith(prefix):
                     yield ObjectInfo(key, status.getLen(), status.getModificationTime())
@@ -94,7 +93,7 @@ class HadoopFiles:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[Any]:
-        with self._asking("read", key):
+        with self._translate_errors("read", key):
             stream = self._files.open(self._path(key))
             try:
                 yield stream
@@ -102,15 +101,15 @@ class HadoopFiles:
                 stream.close()
 
     @contextmanager
-    def _asking(self, verb: str, key: str) -> Iterator[None]:
+    def _translate_errors(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
         except Py4JJavaError as error:
             if _is_absent(error):
                 raise ObjectNotFound(key, self.url) from None
-            said = str(error.java_exception.toString()).partition("\n")[0]
+            reason = str(error.java_exception.toString()).partition("\n")[0]
             raise Unavailable(
-                f"Spark cannot {verb} {key or 'the checkpoint'!r} at {self.url}: {said}",
+                f"Spark cannot {verb} {key or 'the checkpoint'!r} at {self.url}: {reason}",
                 hint="give this Spark the file system's package and settings: --conf spark.jars.packages=…",
             ) from error
 

@@ -1,8 +1,8 @@
-"""Which files hold a store's state: their names in a checkpoint, and which of them one needs for a version.
+"""Names of a store's state files in a checkpoint, and the files that a version of the store needs.
 
-Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each, and now and
-then `v.snapshot`, the whole; RocksDB `v.changelog`, where that is switched on, and `v.zip`, which names the SSTs that
-make the whole. In checkpoint format 2 an id follows the version's number, since a task that is tried twice leaves two.
+Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each version and
+sometimes `v.snapshot`, the whole state. RocksDB writes `v.changelog` (if enabled) and `v.zip`, which lists the SSTs of
+the whole state. In checkpoint format 2 an id follows the version, because a retried task writes a second file.
 """
 
 import io
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
 DEFAULT = "default"
-"""The name of an operator's store that has no folder of its own."""
+"""Name of an operator's store without a folder of its own."""
 
 
 class StoreFolder(NamedTuple):
@@ -30,13 +30,13 @@ class StoreFolder(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it lies, below the checkpoint; ends with a slash."""
+        """Path of the store below the checkpoint; ends with a slash."""
         below = "" if self.store == DEFAULT else f"{self.store}/"
         return f"state/{self.operator}/{self.partition}/{below}"
 
 
 class StateFile(NamedTuple):
-    """A file with the changes that made a version, or with the whole of it."""
+    """A state file with the changes of a version, or with the whole state."""
 
     key: str
     version: int
@@ -46,98 +46,102 @@ class StateFile(NamedTuple):
 
 
 def state_file(key: str) -> StateFile | None:
-    """What a key of a listing names; None for what is no version's."""
+    """Parse the key of a state file; None for other files."""
     name = _NAME.fullmatch(key.rpartition("/")[2])
     return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
 def damaged(key: str, why: str) -> Corruption:
-    """The error for a file, with the batch that wrote it."""
+    """Return the error for a damaged file; names the batch that wrote it."""
     file = state_file(key)
-    what = ""
+    content = ""
     if file is not None:
         batch = file.version - 1
-        what = (
+        content = (
             f": it has the state at the end of batch {batch}"
             if file.is_whole
-            else f": it has what batch {batch} changed"
+            else f": it has the changes of batch {batch}"
         )
     return Corruption(
-        f"{key} of the checkpoint is damaged ({why}){what}",
+        f"{key} of the checkpoint is damaged ({why}){content}",
         object_key=key,
-        hint="restore the file; or let the query run on until it has written a whole state behind it, and try again",
+        hint="restore the file, or wait until the query has written a newer whole state, and try again",
     )
 
 
 def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
-    """The files that make a version; None where they are not all there.
+    """Return the files that make up a version; None if some are missing.
 
-    `ids` are those that count, of versions for which it is known. Of other versions the files of all tasks are taken:
-    each says which one it goes on from, and Spark follows that.
+    `ids` has the valid id of each version for which it is known. For other versions the files of all tasks are
+    returned: each names its predecessor, and Spark follows these.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []
     while version > 0:
-        here = by_version.get(version, ())
-        if whole := _decisive(here):
+        files_of_version = by_version.get(version, ())
+        if whole := _whole_state(files_of_version):
             return [*needed, *whole]
-        if not any(not each.is_whole for each in here):
+        if not any(not file.is_whole for file in files_of_version):
             return None
-        needed += here
+        needed += files_of_version
         version -= 1
     return needed
 
 
 def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
-    """The version without whose file `whole_of` finds none for this one; 0 where it finds them."""
+    """Return the version whose missing file makes `whole_of` fail; 0 if no file is missing."""
     by_version = _by_version(files, ids)
-    while version > 0 and not _decisive(here := by_version.get(version, ())):
-        if all(each.is_whole for each in here):
+    while version > 0 and not _whole_state(files_of_version := by_version.get(version, ())):
+        if all(file.is_whole for file in files_of_version):
             return version
         version -= 1
     return 0
 
 
 def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
-    """All versions for which `whole_of` finds the files."""
-    found = {0}
-    for version, here in sorted(_by_version(files, ids).items()):
-        if _decisive(here) or (version - 1 in found and any(not each.is_whole for each in here)):
-            found.add(version)
-    return frozenset(found)
+    """Return all versions for which `whole_of` finds the files."""
+    complete = {0}
+    for version, files_of_version in sorted(_by_version(files, ids).items()):
+        if _whole_state(files_of_version) or (
+            version - 1 in complete and any(not file.is_whole for file in files_of_version)
+        ):
+            complete.add(version)
+    return frozenset(complete)
 
 
 def _by_version(files: Iterable[StateFile], ids: Mapping[int, str]) -> dict[int, list[StateFile]]:
-    found: dict[int, list[StateFile]] = {}
+    by_version: dict[int, list[StateFile]] = {}
     for file in files:
         if file.id == ids.get(file.version, file.id):
-            found.setdefault(file.version, []).append(file)
-    return found
+            by_version.setdefault(file.version, []).append(file)
+    return by_version
 
 
-def _decisive(here: Iterable[StateFile]) -> Sequence[StateFile]:
-    """The whole state among a version's files, where they are one task's; else none."""
-    return [each for each in here if each.is_whole] if len({each.id for each in here}) == 1 else []
+def _whole_state(files: Iterable[StateFile]) -> Sequence[StateFile]:
+    """Return the whole state among a version's files, if all are from one task; else none."""
+    return [file for file in files if file.is_whole] if len({file.id for file in files}) == 1 else []
 
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
-    """The names of the files beside a RocksDB snapshot of which it is made, below its store's folder."""
+    """Return the names of the files that a RocksDB snapshot refers to, below its store's folder."""
 
-    def names(said: Any) -> tuple[str, ...]:
-        ssts = [f"SSTs/{each['dfsSstFileName']}" for each in said.get("sstFiles") or ()]
-        return (*ssts, *(f"logs/{each['dfsLogFileName']}" for each in said.get("logFiles") or ()))
+    def names(metadata: Any) -> tuple[str, ...]:
+        ssts = [f"SSTs/{sst['dfsSstFileName']}" for sst in metadata.get("sstFiles") or ()]
+        return (*ssts, *(f"logs/{log['dfsLogFileName']}" for log in metadata.get("logFiles") or ()))
 
-    return _said(data, key, names)
+    return _read_metadata(data, key, names)
 
 
 def families_in(data: bytes, key: str) -> dict[str, int]:
-    """The column families of a RocksDB snapshot by name, with the numbers that keys begin with."""
-    return _said(data, key, lambda said: {str(a): int(b) for a, b in (said.get("columnFamilyMapping") or {}).items()})
+    """Return the number of each column family in a RocksDB snapshot; keys begin with these numbers."""
+    return _read_metadata(
+        data, key, lambda metadata: {str(a): int(b) for a, b in (metadata.get("columnFamilyMapping") or {}).items()}
+    )
 
 
-def _said(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
+def _read_metadata(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(key, f"no snapshot of RocksDB's: {error}") from error
+        raise damaged(key, f"not a RocksDB snapshot: {error}") from error

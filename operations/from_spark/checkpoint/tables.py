@@ -1,7 +1,7 @@
-"""The tables of state that a query keeps, one for each store or state variable.
+"""Tables of a query's state, one for each store or state variable.
 
-The fields of a key and of a value are the columns. A struct within stays a struct: a null one and one of nulls are two
-keys.
+The fields of keys and values become columns. Nested structs stay structs: a null struct and a struct of nulls are
+different keys.
 """
 
 import re
@@ -32,7 +32,7 @@ from ....pipeline.source.spark_types import arrow_of
 from ....store.sst.arrow_types import from_arrow, to_arrow
 from ....store.sst.hashing import has_floats, has_negative_zero
 from ....store.versions.column_types import in_backticks
-from .operators import Kept, Operator
+from .operators import Operator, OperatorTable
 from .protocol import DUE_AT, EXISTS
 
 _NO_NAME = re.compile(r"\W+", re.ASCII)
@@ -40,7 +40,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
-"""Columns of Spark's reader, those that are there."""
+"""Columns of Spark's state reader; a table has some of them."""
 _TIMES = {
     ("transform", ("expiration_timestamp_ms",)): (DUE_AT, F.timestamp_millis),
     ("transform", ("value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
@@ -49,30 +49,30 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numbers of Spark's that are times, by kind and path: what they are called here. Below 0 there is none."""
-_AROUND = {
+"""Numeric columns of Spark that are times: their name here and their unit, by kind and path. Negative means none."""
+_WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
     "transform": (("value", "ttlExpirationMs"),),
 }
-"""Of structs of Spark's own around a user's state, the names of their fields, of which the first has it."""
+"""Field names of Spark's own structs around a user's state, which is the first field."""
 NO_KEY = "row"
-"""The key of a table that has one row, such as that of a total: 0."""
+"""Key column of a table with one row, such as that of a total; always 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderColumn:
-    """One column of a table, within a column of Spark's reader."""
+    """One column of a table, within a column of Spark's state reader."""
 
     name: str
     within: str
     place: tuple[int, ...]
-    """The field by position, from the outside in: a buffer of an aggregate has several fields of one name."""
+    """Position of the field at each level, outermost first: an aggregate's buffer may repeat field names."""
     type: pa.DataType
     path: tuple[str, ...]
-    """The same by Spark's names, the column first. Empty for a key where Spark has none."""
+    """Names of the fields, the reader's column first. Empty for the key of a table without one."""
     exists: bool = False
-    """Whether the column says that the field is not null, and not what is in it."""
+    """True if the column states that the field is not null, instead of its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class StateTable:
     """One table of a query's state.
 
     Attributes:
-        name: Empty for the query's first table; else what tells it from the others.
+        name: Empty for the query's first table; distinguishes the others.
         operator: Spark's number of the operator.
-        kind: What the operator is.
-        store: The name of the store that holds it.
-        options: Those of Spark's reader that name it within the store.
-        has_feed: Whether what a batch changed in it can be read; else two whole states are compared.
-        key: The columns that name a row.
-        values: The other columns; all names differ.
+        kind: Kind of the operator.
+        store: Name of the store with the table.
+        options: Options of Spark's state reader that select the table in the store.
+        has_feed: True if changes of a batch can be read; otherwise two whole states are compared.
+        key: Columns that identify a row.
+        values: Other columns; all names are unique.
     """
 
     name: str
@@ -100,48 +100,54 @@ class StateTable:
     values: pa.Schema
     parts: tuple[ReaderColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
-    """Of the columns that Spark's reader gives."""
+    """Spark types of the reader's columns."""
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns, the key's first."""
+        """All columns, key columns first."""
         return pa.schema([*self.key, *self.values])
 
     @property
     def float_keys(self) -> list[str]:
-        """Names of the key's columns that have floats in them."""
+        """Names of key columns that contain floats."""
         return [column.name for column in self.key if has_floats(column.type)]
 
     def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Raise `Refused` where a key has -0.0: before Spark 4.2 `dropDuplicates` keeps it apart from 0.0."""
+        """Raise `Refused` if a key has -0.0, which `dropDuplicates` before Spark 4.2 distinguishes from 0.0."""
         if names := [name for name in self.float_keys if has_negative_zero(rows[name])]:
             raise Refused(
                 f"the state {self.name or self.kind!r} has a key with -0.0 in {names[0]!r}: before Spark 4.2 "
-                "dropDuplicates keeps it apart from 0.0, which slackwater does not",
+                "dropDuplicates distinguishes it from 0.0, and slackwater does not",
                 hint=f"with a new checkpoint, run the query on Spark 4.2, or drop duplicates of {names[0]} + 0.0",
             )
 
     @property
     def registers(self) -> bool:
-        """Whether it is one of several in a store, so that Spark opens a whole state before it reads changes."""
+        """True if the store has several tables, so that Spark opens a whole state before it reads changes."""
         return bool(self.options)
 
     def columns(self) -> Sequence[Column]:
-        """All columns, made of those that Spark's reader gives."""
-        return [_select(each, self.spark_types, self.kind) for each in self.parts]
+        """Return all columns as expressions over the columns of Spark's state reader."""
+        return [_select(part, self.spark_types, self.kind) for part in self.parts]
 
     def flat(self, columns: Mapping[str, pa.Array]) -> pa.Table:
-        """All columns, made of those that Spark's reader would give, by name."""
-        return pa.table([_flat(each, columns, self.kind) for each in self.parts], self.schema)
+        """Return all columns, given the arrays that Spark's state reader would return, by name."""
+        return pa.table([_flat(part, columns, self.kind) for part in self.parts], self.schema)
 
 
-def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -> StateTable:
-    """The table of what Spark's reader gives by a schema. Raises `Refused` for a type that no table can have."""
-    types = {each.name: each.dataType for each in schema.fields}
+def state_table(name: str, operator: Operator, stored: OperatorTable, schema: StructType) -> StateTable:
+    """Return the table for a schema of Spark's state reader. Raises `Refused` for an unsupported type."""
+    types = {reader_field.name: reader_field.dataType for reader_field in schema.fields}
     kind = operator.kind
     if kind == "aggregate":
         grouping = getattr(types["key"], "fields", ())
-        kind = "total" if not grouping else "window" if any(_is_window(each.dataType) for each in grouping) else kind
+        kind = (
+            "total"
+            if not grouping
+            else "window"
+            if any(_is_window(reader_field.dataType) for reader_field in grouping)
+            else kind
+        )
 
     def parts(columns: Iterable[str]) -> Iterator[ReaderColumn]:
         for column in columns:
@@ -149,21 +155,22 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
                 yield from _columns(types[column], column, kind, name or kind)
 
     key = [*parts(_KEYS)] or [ReaderColumn(NO_KEY, "", (), pa.int64(), ())]
-    keys = {each.name for each in key}
-    # A session's value has its key once more.
-    values = [each for each in parts(_VALUES) if kind != "session" or each.name not in keys]
-    found = [*key, *values]
+    keys = {column.name for column in key}
+    # A session's value repeats its key.
+    values = [column for column in parts(_VALUES) if kind != "session" or column.name not in keys]
+    all_columns = [*key, *values]
     named = tuple(
-        replace(each, name=name) for each, name in zip(found, _unique(part.name for part in found), strict=True)
+        replace(column, name=name)
+        for column, name in zip(all_columns, _unique(part.name for part in all_columns), strict=True)
     )
-    columns = [pa.field(each.name, each.type) for each in named]
+    columns = [pa.field(column.name, column.type) for column in named]
     return StateTable(
         name,
         operator.id,
         kind,
-        kept.store,
-        kept.options,
-        kept.has_feed,
+        stored.store,
+        stored.options,
+        stored.has_feed,
         pa.schema(columns[: len(key)]),
         pa.schema(columns[len(key) :]),
         named,
@@ -172,83 +179,83 @@ def state_table(name: str, operator: Operator, kept: Kept, schema: StructType) -
 
 
 def _is_window(kind: DataType) -> bool:
-    return isinstance(kind, StructType) and [(each.name, each.dataType) for each in kind.fields] == _WINDOW
+    return isinstance(kind, StructType) and [(part.name, part.dataType) for part in kind.fields] == _WINDOW
 
 
-def _columns(of: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
-    """The columns of one of Spark's reader, of an operator of a kind: the fields of a struct."""
-    if not isinstance(of, StructType):
-        yield from _column(of, (column,), (), kind, table)
+def _columns(reader_type: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
+    """Yield the columns of one reader column: the fields of a struct."""
+    if not isinstance(reader_type, StructType):
+        yield from _column(reader_type, (column,), (), kind, table)
         return
-    around = column in _VALUES and tuple(of.names) in _AROUND.get(kind, ())
-    for number, each in enumerate(of.fields):
-        path = (column, each.name)
-        if around and not number and isinstance(each.dataType, StructType):
-            for inner, one in enumerate(each.dataType.fields):
-                yield from _column(one.dataType, (*path, one.name), (0, inner), kind, table)
-            if kind != "transform" and len(of.fields) > 1:
+    is_wrapped = column in _VALUES and tuple(reader_type.names) in _WRAPPERS.get(kind, ())
+    for number, part in enumerate(reader_type.fields):
+        path = (column, part.name)
+        if is_wrapped and not number and isinstance(part.dataType, StructType):
+            for inner_number, nested in enumerate(part.dataType.fields):
+                yield from _column(nested.dataType, (*path, nested.name), (0, inner_number), kind, table)
+            if kind != "transform" and len(reader_type.fields) > 1:
                 yield ReaderColumn(EXISTS, column, (0,), pa.bool_(), path, exists=True)
         else:
-            yield from _column(each.dataType, path, (number,), kind, table)
+            yield from _column(part.dataType, path, (number,), kind, table)
 
 
 def _column(
-    of: DataType, path: tuple[str, ...], place: tuple[int, ...], kind: str, table: str
+    spark_type: DataType, path: tuple[str, ...], place: tuple[int, ...], kind: str, table: str
 ) -> Iterator[ReaderColumn]:
-    if isinstance(of, NullType):
+    if isinstance(spark_type, NullType):
         return
     if (time := _TIMES.get((kind, path))) is not None:
         yield ReaderColumn(time[0], path[0], place, _INSTANT, path)
     else:
-        yield ReaderColumn(_word(path[-1]), path[0], place, _storable(of, path, table), path)
+        yield ReaderColumn(_column_name(path[-1]), path[0], place, _column_type(spark_type, path, table), path)
 
 
-def _word(name: str) -> str:
-    """A column's name of Spark's as one that tables have: one that begins with `_` is not the user's there."""
+def _column_name(name: str) -> str:
+    """Return a Spark column name as a valid column name here, without the `_` that begins internal names."""
     return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    """The same names, but that all differ: the second of a name is `sum_2`."""
+    """Yield the names with suffixes for repeats: the second `sum` becomes `sum_2`."""
     seen: set[str] = set()
-    for each in names:
-        name, number = each, 1
+    for base in names:
+        name, number = base, 1
         while name.casefold() in seen:
             number += 1
-            name = f"{each}_{number}"
+            name = f"{base}_{number}"
         seen.add(name.casefold())
         yield name
 
 
-def _storable(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataType:
-    """The type of a table's column. Raises `Refused` for what none can have, by the field within that it is."""
+def _column_type(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataType:
+    """Return the column type for a Spark type. Raises `Refused` for an unsupported one, with the path of the field."""
     if isinstance(kind, StructType) and kind.fields:
-        fields = [(each.name, _storable(each.dataType, (*path, each.name), table)) for each in kind.fields]
-        return pa.struct([(name, of) for (_, of), name in zip(fields, _field_names(kind), strict=True)])
+        fields = [(part.name, _column_type(part.dataType, (*path, part.name), table)) for part in kind.fields]
+        return pa.struct([(name, part_type) for (_, part_type), name in zip(fields, _field_names(kind), strict=True)])
     try:
-        return to_arrow(from_arrow(arrow_of(StructType([StructField(path[-1], _stored(kind))])).field(0).type))
+        return to_arrow(from_arrow(arrow_of(StructType([StructField(path[-1], _stored_type(kind))])).field(0).type))
     except (Usage, TypeError, PySparkException) as error:
         raise Refused(
-            f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which no table can "
-            "have",
-            hint="only a query without this column can be read",
+            f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which slackwater "
+            "cannot store",
+            hint="remove the column from the query's state",
         ) from error
 
 
 def _field_names(kind: StructType) -> Sequence[str]:
-    return [*_unique(map(_word, kind.names))]
+    return [*_unique(map(_column_name, kind.names))]
 
 
-def _stored(kind: DataType) -> DataType:
-    """The type in which a value is kept: fields of structs have names that differ, and a variant is its JSON text."""
+def _stored_type(kind: DataType) -> DataType:
+    """Return the Spark type in which a value is stored: structs with unique field names, variants as JSON text."""
     match kind:
         case StructType():
             fields = zip(_field_names(kind), kind.fields, strict=True)
-            return StructType([StructField(name, _stored(each.dataType)) for name, each in fields])
+            return StructType([StructField(name, _stored_type(part.dataType)) for name, part in fields])
         case ArrayType():
-            return ArrayType(_stored(kind.elementType))
+            return ArrayType(_stored_type(kind.elementType))
         case MapType():
-            return MapType(_stored(kind.keyType), _stored(kind.valueType))
+            return MapType(_stored_type(kind.keyType), _stored_type(kind.valueType))
         case VariantType():
             return StringType()
         case NullType():
@@ -258,31 +265,31 @@ def _stored(kind: DataType) -> DataType:
 
 
 def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """The column with what `leaf` makes of values within it; what that is None for stays as it is."""
-    if (made := leaf(column, kind)) is not None:
-        return made
+    """Return the column with nested values replaced by `leaf`; values for which it returns None stay."""
+    if (replaced := leaf(column, kind)) is not None:
+        return replaced
     inner = partial(rebuilt, leaf=leaf)
     match kind:
         case ArrayType():
-            return F.transform(column, lambda each: inner(each, kind.elementType))
+            return F.transform(column, lambda element: inner(element, kind.elementType))
         case MapType():
-            return F.transform_values(column, lambda _, each: inner(each, kind.valueType))
+            return F.transform_values(column, lambda _, element: inner(element, kind.valueType))
         case StructType():
-            fields = [inner(column.getField(each.name), each.dataType).alias(each.name) for each in kind.fields]
+            fields = [inner(column.getField(part.name), part.dataType).alias(part.name) for part in kind.fields]
             return F.when(column.isNotNull(), F.struct(*fields))
         case _:
             return column
 
 
-def has(kind: DataType, wanted: type[DataType]) -> bool:
-    """Whether values of a type are of another, or have ones of it within."""
-    return isinstance(kind, wanted) or any(has(each, wanted) for each in _inside(kind))
+def has(kind: DataType, contained: type[DataType]) -> bool:
+    """Return True if a type is or contains the type `contained`."""
+    return isinstance(kind, contained) or any(has(child, contained) for child in _children(kind))
 
 
-def _inside(kind: DataType) -> Sequence[DataType]:
+def _children(kind: DataType) -> Sequence[DataType]:
     match kind:
         case StructType():
-            return [each.dataType for each in kind.fields]
+            return [part.dataType for part in kind.fields]
         case ArrayType():
             return [kind.elementType]
         case MapType():
@@ -298,10 +305,10 @@ def _json(column: Column, kind: DataType) -> Column | None:
 
 
 def _numbered(kind: DataType) -> DataType:
-    """The same type with the fields of structs named by their position."""
+    """Return the type with struct fields named by their position."""
     match kind:
         case StructType():
-            return StructType([StructField(f"_{n}", _numbered(each.dataType)) for n, each in enumerate(kind.fields)])
+            return StructType([StructField(f"_{n}", _numbered(part.dataType)) for n, part in enumerate(kind.fields)])
         case ArrayType():
             return ArrayType(_numbered(kind.elementType))
         case MapType():
@@ -313,21 +320,21 @@ def _numbered(kind: DataType) -> DataType:
 def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
-    of = types[part.within]
-    column = F.col(in_backticks(part.within)).cast(_numbered(of))
+    spark_type = types[part.within]
+    column = F.col(in_backticks(part.within)).cast(_numbered(spark_type))
     for number in part.place:
-        column, of = column.getField(f"_{number}"), _inside(of)[number]
+        column, spark_type = column.getField(f"_{number}"), _children(spark_type)[number]
     if part.exists:
         return column.isNotNull().alias(part.name)
     if (time := _TIMES.get((kind, part.path))) is not None:
         return F.when(column >= 0, time[1](column)).alias(part.name)
-    if has(of, VariantType):
-        column = rebuilt(column, _numbered(of), _json)
-    return column.cast(_stored(of)).alias(part.name)
+    if has(spark_type, VariantType):
+        column = rebuilt(column, _numbered(spark_type), _json)
+    return column.cast(_stored_type(spark_type)).alias(part.name)
 
 
 def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
-    """As `_select`."""
+    """Return an Arrow column of the table, like `_select` for Spark columns."""
     if not part.path:
         return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
     column = columns[part.within]
@@ -336,5 +343,5 @@ def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.
     if (time := _TIMES.get((kind, part.path))) is not None:
         factor = 1_000 if time[1] is F.timestamp_millis else 1
         column = pc.multiply(pc.if_else(pc.greater_equal(column, 0), column, None), factor)
-    # The same layout, in which fields of structs may have other names.
+    # Same layout; the fields of structs may have other names.
     return column.view(part.type)

@@ -1,9 +1,8 @@
-"""Spark's `UnsafeRow`s as Arrow arrays: all rows of a buffer at once, a column at a time.
+"""Decoder of Spark's `UnsafeRow`s into Arrow arrays: all rows of a buffer at once, one column at a time.
 
-The layout is that of Spark's `UnsafeRow`, `UnsafeArrayData` and `UnsafeMapData`: words of eight bytes in the machine's
-order (little), first a bit for each field that is null, then a word a field, which holds the value, or where it lies
-(upper half) and its length (lower half), then what does not fit into a word. An array's elements are as wide as they
-are.
+The layout is that of Spark's `UnsafeRow`, `UnsafeArrayData` and `UnsafeMapData`: little-endian words of eight bytes,
+first the null bits of the fields, then one word for each field with its value, or with the offset (upper half) and size
+(lower half) of a longer value, then the longer values. Array elements have the width of their type.
 """
 
 from typing import Any
@@ -51,19 +50,19 @@ _WIDTHS: dict[type[DataType], type[np.generic]] = {
     TimestampNTZType: np.int64,
     DayTimeIntervalType: np.int64,
 }
-"""Types whose values lie in the word itself, and as what."""
+"""Types whose values are stored in the word itself, and their width."""
 _IN_A_WORD = 18
-"""Digits of a decimal that is a whole number in the word itself."""
+"""Maximum precision of a decimal that is stored in the word itself."""
 
 
 class UnknownLayout(Exception):
-    """State is laid out as is not known here: Spark may read it."""
+    """State has a layout that this module does not support; Spark may read it."""
 
 
 def is_readable(kind: DataType) -> bool:
-    """Whether values of a type can be read here."""
+    """Return True if this module can decode values of a type."""
     if isinstance(kind, StructType):
-        return all(is_readable(each.dataType) for each in kind.fields)
+        return all(is_readable(part.dataType) for part in kind.fields)
     if isinstance(kind, ArrayType):
         return is_readable(kind.elementType)
     if isinstance(kind, MapType):
@@ -72,70 +71,72 @@ def is_readable(kind: DataType) -> bool:
 
 
 def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
-    """The rows of these fields that begin at these positions. Raises `UnknownLayout` for others."""
-    words = 8 * (-(-len(kind.fields) // 64))
+    """Decode the rows at these offsets. Raises `UnknownLayout`."""
+    null_bytes = 8 * (-(-len(kind.fields) // 64))
     fields = []
-    for number, each in enumerate(kind.fields):
+    for number, part in enumerate(kind.fields):
         nulls = _bits(data, at, np.full(len(at), number))
-        fields.append(_values(data, at, at + words + 8 * number, nulls, each.dataType, 8))
+        fields.append(_values(data, at, at + null_bytes + 8 * number, nulls, part.dataType, 8))
     if not fields:
         return pa.array([{}] * len(at), pa.struct([]))
     return pa.StructArray.from_arrays(fields, fields=list(arrow_of(kind)))
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
-    """Numbers that lie at these positions. Raises `UnknownLayout` where one is not in the buffer."""
+    """Return the numbers at these offsets. Raises `UnknownLayout` if one exceeds the buffer."""
     kind = np.dtype(stored)
     if len(at) and (at.min() < 0 or at.max() + kind.itemsize > len(data)):
         raise UnknownLayout
-    found: npt.NDArray[Any] = data[at[:, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
-    return found
+    numbers: npt.NDArray[Any] = data[at[:, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
+    return numbers
 
 
 def _values(
     data: Bytes, base: Positions, slots: Positions, nulls: npt.NDArray[np.bool_], kind: DataType, width: int
 ) -> pa.Array:
-    """The values in these slots, of rows or arrays that begin at `base`."""
-    said = arrow_of(StructType([StructField("_", kind)])).field(0).type
+    """Decode the values in slots of rows or arrays that begin at `base`."""
+    arrow_type = arrow_of(StructType([StructField("_", kind)])).field(0).type
     if (stored := _WIDTHS.get(type(kind))) is not None:
-        found = gather(data, slots, stored)
+        numbers = gather(data, slots, stored)
         if isinstance(kind, BooleanType):
-            return pa.array(found != 0, mask=nulls)
-        return pa.array(found, mask=nulls).view(said)
+            return pa.array(numbers != 0, mask=nulls)
+        return pa.array(numbers, mask=nulls).view(arrow_type)
     if isinstance(kind, DecimalType) and kind.precision <= _IN_A_WORD:
         halves = np.empty((len(slots), 2), np.int64)
         halves[:, 0] = gather(data, slots, np.int64)
         halves[:, 1] = halves[:, 0] >> 63
-        return _masked(pa.Array.from_buffers(said, len(slots), [None, pa.py_buffer(halves)]), nulls)
-    there = np.flatnonzero(~nulls)
-    word = gather(data, slots[there], np.int64)
-    starts, sizes = base[there] + (word >> 32), word & 0xFFFFFFFF
-    if (starts < base[there]).any() or (starts + sizes > len(data)).any():
+        return _masked(pa.Array.from_buffers(arrow_type, len(slots), [None, pa.py_buffer(halves)]), nulls)
+    valid = np.flatnonzero(~nulls)
+    word = gather(data, slots[valid], np.int64)
+    starts, sizes = base[valid] + (word >> 32), word & 0xFFFFFFFF
+    if (starts < base[valid]).any() or (starts + sizes > len(data)).any():
         raise UnknownLayout
-    return _spread(_lengthy(data, starts, sizes, kind, said), there, nulls)
+    return _spread(_variable_length(data, starts, sizes, kind, arrow_type), valid, nulls)
 
 
-def _lengthy(data: Bytes, starts: Positions, sizes: Positions, kind: DataType, said: pa.DataType) -> pa.Array:
-    """Values that lie in a region of their own, none of them null."""
+def _variable_length(
+    data: Bytes, starts: Positions, sizes: Positions, kind: DataType, arrow_type: pa.DataType
+) -> pa.Array:
+    """Decode non-null values of variable length."""
     if isinstance(kind, StructType):
         return structs(data, starts, kind)
     if isinstance(kind, ArrayType):
         offsets, elements = _elements(data, starts, kind.elementType)
-        return pa.ListArray.from_arrays(offsets, elements, type=said)
+        return pa.ListArray.from_arrays(offsets, elements, type=arrow_type)
     if isinstance(kind, MapType):
         values = starts + 8 + gather(data, starts, np.int64)
         offsets, keys = _elements(data, starts + 8, kind.keyType)
         _, items = _elements(data, values, kind.valueType)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=said)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=arrow_type)
     if isinstance(kind, DecimalType):
-        return pa.Array.from_buffers(said, len(starts), [None, pa.py_buffer(_decimals(data, starts, sizes))])
+        return pa.Array.from_buffers(arrow_type, len(starts), [None, pa.py_buffer(_decimals(data, starts, sizes))])
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    taken = data[np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])]
-    return pa.Array.from_buffers(said, len(starts), [None, pa.py_buffer(ends), pa.py_buffer(taken)])
+    contents = data[np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])]
+    return pa.Array.from_buffers(arrow_type, len(starts), [None, pa.py_buffer(ends), pa.py_buffer(contents)])
 
 
 def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.Array]:
-    """Where each array's elements end, and all elements of arrays that begin at these positions."""
+    """Decode the arrays at these offsets: the end of each array in the elements, and the elements of all arrays."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
         raise UnknownLayout
@@ -150,27 +151,27 @@ def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.
 
 
 def _bits(data: Bytes, at: Positions, number: Positions) -> npt.NDArray[np.bool_]:
-    """Whether a bit is set, by its number in the words at a position."""
-    found = gather(data, at + number // 8, np.uint8) >> (number % 8).astype(np.uint8)
-    return np.asarray(found & 1, np.bool_)
+    """Return the bits with these numbers in the words at these offsets."""
+    bits = gather(data, at + number // 8, np.uint8) >> (number % 8).astype(np.uint8)
+    return np.asarray(bits & 1, np.bool_)
 
 
 def _masked(values: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
     return pc.if_else(pa.array(nulls), pa.scalar(None, values.type), values)
 
 
-def _spread(values: pa.Array, there: Positions, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-    """Values at the places that are not null, with nulls between them."""
-    if len(there) == len(nulls):
+def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return values for all rows: `values` in order at the positions `valid`, null elsewhere."""
+    if len(valid) == len(nulls):
         return values
     at = np.zeros(len(nulls), np.int64)
-    at[there] = np.arange(len(there))
+    at[valid] = np.arange(len(valid))
     return values.take(pa.array(at, mask=nulls))
 
 
 def _decimals(data: Bytes, starts: Positions, sizes: Positions) -> npt.NDArray[np.uint8]:
-    """Whole numbers of up to 16 bytes, the highest first, as Arrow lays them: 16 bytes, the lowest first."""
+    """Convert big-endian integers of up to 16 bytes to Arrow's 16 bytes, little-endian."""
     number = np.arange(16)
     within = number < sizes[:, None]
-    found = data[np.where(within, (starts + sizes - 1)[:, None] - number, starts[:, None])]
-    return np.where(within, found, np.where(found[:, -1:] >> 7, 0xFF, 0)).astype(np.uint8)
+    digits = data[np.where(within, (starts + sizes - 1)[:, None] - number, starts[:, None])]
+    return np.where(within, digits, np.where(digits[:, -1:] >> 7, 0xFF, 0)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Changes that batches made to a state variable, read from the changelogs of its store, without its state and Spark."""
+"""Changes of batches to a state variable, parsed from the changelogs of its store without Spark."""
 
 from collections.abc import Mapping
 
@@ -13,40 +13,40 @@ from .unsafe_rows import Positions, UnknownLayout, gather, is_readable, structs
 
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 _SECOND = ("user_map_key", "expiration_timestamp_ms")
-"""Columns of Spark's reader that are the second part of a key."""
+"""Columns of Spark's state reader that are the second part of a key."""
 _VALUES = ("value", "user_map_value")
 _LIST = "list_value"
 
 
 def is_read_here(table: StateTable) -> bool:
-    """Whether a table is a state variable, or its timers, of types that can be read without Spark."""
+    """Return True if a table is a state variable, or its timers, of types that can be parsed without Spark."""
     types = table.spark_types
     return table.kind == "transform" and all(
-        map(is_readable, (types[each] for each in types if each != "partition_id"))
+        map(is_readable, (types[column] for column in types if column != "partition_id"))
     )
 
 
 def is_list(table: StateTable) -> bool:
-    """Whether a table is a list, of which changelogs say what is appended."""
+    """Return True if a table is a list; changelogs have only its appended elements."""
     return _LIST in table.spark_types
 
 
 def changed(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
-    """The columns of a table, `DELETED` and, of a list, `APPENDED`: a row for each key of which there are records.
+    """Return a table's changes: its columns, `DELETED` and, for a list, `APPENDED`; one row for each changed key.
 
-    `families` are the numbers of column families in `records`. Raises `UnknownLayout` where one is laid out otherwise.
+    `families` are the numbers of column families in `records`. Raises `UnknownLayout` for an unsupported layout.
     """
     names = [dict(table.options).get("stateVarName", ""), *_TIMERS]
-    family = next((families[each] for each in names if each in families), None)
+    family = next((families[name] for name in names if name in families), None)
     if family is None:
         raise UnknownLayout
-    mine = records.of(family)
-    codes = mine.key_codes()
+    own = records.of(family)
+    codes = own.key_codes()
     newest = np.full(codes.max(initial=-1) + 1, -1)
     if is_list(table):
-        return _lists(table, mine, codes, newest, delimiter)
+        return _lists(table, own, codes, newest, delimiter)
     newest[codes] = np.arange(len(codes))
-    rows = mine.take(np.sort(newest))
+    rows = own.take(np.sort(newest))
     deleted = rows.kinds == DELETE
     if (rows.kinds == MERGE).any():
         raise UnknownLayout
@@ -57,22 +57,22 @@ def changed(table: StateTable, records: Changelog, families: Mapping[str, int], 
     return table.flat(columns).append_column(DELETED, pa.array(deleted))
 
 
-def _lists(table: StateTable, mine: Changelog, codes: Positions, base: Positions, delimiter: int) -> pa.Table:
+def _lists(table: StateTable, own: Changelog, codes: Positions, base: Positions, delimiter: int) -> pa.Table:
     number = np.arange(len(codes))
-    begins = np.flatnonzero(mine.kinds != MERGE)
+    begins = np.flatnonzero(own.kinds != MERGE)
     base[codes[begins]] = begins
-    counted = np.flatnonzero((number >= base[codes]) & (mine.kinds != DELETE))
-    owner, starts = elements(mine.take(counted), delimiter)
-    of = codes[counted][owner]
-    order = np.argsort(of, kind="stable")
-    ends = np.cumsum(np.bincount(of, minlength=len(base)))
+    counted = np.flatnonzero((number >= base[codes]) & (own.kinds != DELETE))
+    owner, starts = elements(own.take(counted), delimiter)
+    codes_of_elements = codes[counted][owner]
+    order = np.argsort(codes_of_elements, kind="stable")
+    ends = np.cumsum(np.bincount(codes_of_elements, minlength=len(base)))
     kind = table.spark_types[_LIST]
-    assert isinstance(kind, ArrayType)  # noqa: S101  so Spark's reader has lists
-    values = _rows(mine, starts[order], kind.elementType)
+    assert isinstance(kind, ArrayType)  # noqa: S101  the type of lists in Spark's state reader
+    values = _rows(own, starts[order], kind.elementType)
     lists = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), values)
     first = np.full(len(base), -1)
     first[codes[::-1]] = number[::-1]
-    columns = _keys(table, mine.take(first)) | {_LIST: lists}
+    columns = _keys(table, own.take(first)) | {_LIST: lists}
     appended = base < 0
     deleted = ~appended & (np.diff(ends, prepend=0) == 0)
     flat = table.flat(columns).append_column(DELETED, pa.array(deleted))
@@ -80,12 +80,12 @@ def _lists(table: StateTable, mine: Changelog, codes: Positions, base: Positions
 
 
 def _keys(table: StateTable, rows: Changelog) -> dict[str, pa.Array]:
-    """The columns of Spark's reader that are the key."""
+    """Return the key columns of Spark's state reader."""
     types, at = table.spark_types, rows.keys + FAMILY_BYTES
-    second = next((each for each in _SECOND if each in types), None)
+    second = next((column for column in _SECOND if column in types), None)
     if second is None:
         return {"key": _rows(rows, at, types["key"])}
-    # Two rows of one field each, behind the length of the first.
+    # The key is two rows of one field each, prefixed with the size of the first.
     size = gather(rows.data, at, np.int32)
     if (size <= 0).any() or (FAMILY_BYTES + 4 + size >= rows.key_sizes).any():
         raise UnknownLayout
@@ -100,8 +100,8 @@ def _filled(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
 
 
 def _rows(records: Changelog, at: Positions, kind: DataType) -> pa.StructArray:
-    """Rows with the version of their encoding, 0, before them."""
-    assert isinstance(kind, StructType)  # noqa: S101  so Spark's reader has rows
+    """Decode rows that are prefixed with the version of their encoding, 0."""
+    assert isinstance(kind, StructType)  # noqa: S101  the type of rows in Spark's state reader
     if gather(records.data, at, np.uint8).any():
         raise UnknownLayout
     return structs(records.data, at + 1, kind)

@@ -1,4 +1,4 @@
-// One app: the moment, what it is compared with, and the view of it.
+// One app: the current moment, the moment it is compared with, and the current view.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, events, path, query } from "./ask.js";
@@ -16,7 +16,7 @@ const VIEWS = { stages: Stages, rows: Rows, key: Key, bisect: Bisect, rejected: 
 const TABS = [["stages", "Stages"], ["rows", "Rows"], ["bisect", "Bisect"], ["rejected", "Rejected"], ["log", "Log"], ["cost", "Cost"]];
 const EVERY_MS = 2000;
 
-// Counts up when the app has committed, at most every two seconds; and says whether commits are heard of.
+// Returns a counter that increases with the app's commits, at most every two seconds, and whether the event stream is open.
 function useCommits(app, onToken) {
   const [state, set] = useState({ tick: 0, isLive: false });
   useEffect(() => {
@@ -31,7 +31,7 @@ function useCommits(app, onToken) {
     const heard = () => {
       due ||= setTimeout(next, Math.max(0, last + EVERY_MS - performance.now()));
     };
-    // Of a page that nobody sees no connection is held: a browser has six for all tabs.
+    // Close the connection while the page is hidden: a browser allows six per server for all tabs.
     let shown = new AbortController();
     const follow = async () => {
       while (!control.signal.aborted && !document.hidden) {
@@ -67,16 +67,16 @@ export function App({ route, me, keys, token, say }) {
   const isNow = at.ref === "now";
   const live = tick + token * 1000;
   const asked = useAsked(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
-  // Whoever may read some tables is told of these alone.
+  // A token for some tables may not read the stages: show only its tables.
   const isPart = asked.problem?.status === 403;
   const part = useAsked(isPart ? query(path("apps", app, "at", at.ref), { stage: at.stage }) : "", isNow ? live : token);
   const here = isPart ? { ...part, data: part.data && ofTables(part.data) } : asked;
   const other = moment(route.against);
   const than = useAsked(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
-  // Each is an object to read: looked for again when one is being taken, or has been.
+  // Each snapshot costs a read of the store: ask again only when a snapshot starts or ends.
   const under_way = (here.data?.waiting ?? []).map((each) => each.name).join(" ");
   const taken = useAsked(path("apps", app, "snapshots"), `${token} ${under_way}`);
-  const isNew = isNow && asked.problem?.status === 404 && taken.data; // it is there, as its snapshots can be asked for
+  const isNew = isNow && asked.problem?.status === 404 && taken.data; // the app exists, since its snapshots can be read
   const [search, setSearch] = useState({ probes: [], found: [] });
   const slider = useRef(null);
   const newest = useRef(0);
@@ -120,21 +120,21 @@ export function App({ route, me, keys, token, say }) {
   </main>`;
 }
 
-// Whether the app runs, and whether the page hears of its commits. `runs` has the runner of each stage, "" for none and
-// null where that is not known; it is null for whoever may not ask, and before it was asked.
+// Whether the app runs, and whether the page receives its commits. `runs` has the runner of each stage, "" for none and
+// null if unknown; `runs` is null before the first answer, and if the token does not allow it.
 function Live({ isConnected, runs }) {
   const running = runs?.filter(Boolean).length ?? 0;
   const [words, title] = !isConnected
-    ? ["not connected", "the server does not tell of commits; what is shown may be out of date"]
+    ? ["not connected", "the server's stream of commits is closed; the page may be out of date"]
     : running
       ? [running < runs.length ? `${count(running)} of ${plural(runs.length, "stage")} running` : "running", "new commits are shown as they come"]
       : runs?.length && runs.every((runner) => runner === "")
         ? ["not running", "no stage has a runner; the page shows new commits when one starts"]
-        : ["connected", "new commits are shown as they come; whether the app runs is not known here"];
+        : ["connected", "new commits are shown as they come; whether the app runs is unknown here"];
   return html`<span class=${`live ${isConnected && running ? "on" : ""}`} title=${title}>${words}</span>`;
 }
 
-// The tables of a moment, those with rows first, so that no view begins with an empty one. Side tables are between.
+// The tables of a moment: those with rows first, then side tables, then empty ones.
 function tablesOf(here) {
   const place = (table) => {
     const stage = here.stages.find((each) => each.stage === table);
@@ -143,15 +143,15 @@ function tablesOf(here) {
   return Object.keys(here?.tables ?? {}).sort((a, b) => place(a) - place(b));
 }
 
-// Which moment it is, and what it is compared with.
+// The current moment, and the moment it is compared with.
 function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
   const names = (snapshots?.snapshots ?? []).map((each) => each.name);
-  const others = [["", "nothing"], ...(earlier ? [[earlier, `the version before (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
+  const others = [["", "nothing"], ...(earlier ? [[earlier, `the previous version (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
   if (route.against && !others.some(([value]) => value === route.against)) others.push([route.against, route.against]);
-  if (route.at && route.against !== route.at) others.push([route.at, `this moment, ${route.at}: keep it to compare with`]);
+  if (route.at && route.against !== route.at) others.push([route.at, `this moment (${route.at})`]);
   return html`<div class="moment">
     <span class="which"><strong>${isNow ? "now" : route.at}</strong>${here && html`<span> committed <${Time} ms=${here.time_ms} />, ${ago(here.time_ms)}</span>`}${!isNow && here && newest > here.time_ms ? html`<span class="note"> ${span(newest - here.time_ms)} before the newest</span>` : ""}</span>
-    ${here?.thinned_out && html`<span class="warn">the history was thinned out: this is the nearest moment that is left</span>`}
+    ${here?.thinned_out && html`<span class="warn">the history was thinned out; this is the nearest remaining moment</span>`}
     <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => go({ ...route, against: event.target.value })}>
       ${others.map(([value, label]) => html`<option value=${value} selected=${value === (route.against ?? "")}>${label}</option>`)}
     </select></label>
@@ -159,7 +159,7 @@ function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
   </div>`;
 }
 
-// What is known of a moment from its tables alone.
+// A moment as far as it is known from its tables alone.
 function ofTables({ tables, versions, time_ms }) {
   return { stages: [], waiting: [], versions, time_ms, tables: Object.fromEntries(tables.map(({ table }) => [table, table])) };
 }
@@ -177,7 +177,7 @@ function TakeSnapshot({ app, me, say, waiting }) {
     event.preventDefault();
     try {
       await ask(path("apps", app, "snapshots"), { body: { name } });
-      say(`snapshot ${name} is asked for`);
+      say(`snapshot ${name} requested`);
       setName(null);
       setProblem(null);
     } catch (error) {

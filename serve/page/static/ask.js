@@ -1,6 +1,6 @@
-// Asks the server: with the token, cancelled when it is overtaken, and what cannot change only once.
+// Requests to the server: with the token, cancelled when superseded, and cached if the answer cannot change.
 
-const FIXED = 150; // answers about versions that are kept
+const FIXED = 150; // maximum number of cached answers about fixed versions
 const kept = new Map();
 const listeners = new Set();
 let token = sessionStorage.getItem("token") ?? "";
@@ -12,7 +12,7 @@ export class Problem extends Error {
   }
 }
 
-// A token is kept as long as the tab is open, and is in no address.
+// The token is kept while the tab is open, and never in a URL.
 export function setToken(given) {
   token = given.trim();
   kept.clear();
@@ -23,7 +23,7 @@ export function setToken(given) {
 
 export const hasToken = () => token !== "";
 
-// Told "token" when there is another one, and "needed" when the server wants one.
+// Calls the listener with "token" when the token changes, and "needed" when the server requires one.
 export function onToken(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -36,8 +36,8 @@ export function query(address, fields) {
   return given.length ? `${address}?${new URLSearchParams(given)}` : address;
 }
 
-// Numbers that JavaScript cannot say exactly stay the text that they are: large integers, and decimals of more digits
-// than a double has.
+// Keeps numbers that JavaScript cannot represent exactly as text: large integers, and decimals with more digits than a
+// double has.
 function exact(_name, value, context) {
   if (typeof value !== "number" || Number.isSafeInteger(value) || !context?.source) return value;
   const digits = context.source.replace(/^-?[0.]*/, "").replace(".", "");
@@ -57,7 +57,7 @@ async function send(address, { signal, body, method = body ? "POST" : "GET" } = 
     answer = await fetch(address, { method, headers, signal, body: body && JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { message: "the server does not answer", hint: "slackwater serve starts one" });
+    throw new Problem(0, { message: "the server does not answer", hint: "start it with: slackwater serve" });
   }
   if (answer.ok) return answer;
   const document = await answer.json().catch(() => ({}));
@@ -75,10 +75,10 @@ export async function ask(address, how = {}) {
   return found;
 }
 
-// Whether the answer is at hand.
+// The cached answer, if there is one.
 export const known = (address) => kept.get(address);
 
-// Server-sent events; by fetch, since EventSource sends no token. Ends when the server ends them.
+// Server-sent events, by fetch, since EventSource cannot send a token. Returns when the server ends the stream.
 export async function events(address, onEvent, how = {}) {
   const reader = (await send(address, how)).body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

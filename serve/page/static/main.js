@@ -1,4 +1,4 @@
-// The page: its frame, the token, keys, and which app is looked at.
+// The page: header, token form, keyboard shortcuts, and the current app.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, hasToken, onToken, setToken } from "./ask.js";
@@ -7,15 +7,15 @@ import { address, go, useRoute } from "./route.js";
 import { Apps } from "./views/apps.js";
 
 const KEYS = [
-  ["← →", "the commit before, the next one"],
+  ["← →", "previous commit, next commit"],
   ["Page ↑ ↓", "ten commits at a time"],
   ["Home End", "the first commit; now"],
-  ["+ −", "a shorter time, a longer one"],
-  ["m  M", "the next mark, the one before"],
-  ["c", "compare with the version before, or with nothing"],
-  ["t", "rows of a table, of the next one"],
-  ["↑ ↓", "from row to row; Enter opens a key"],
-  ["/", "the filter"],
+  ["+ −", "zoom in, zoom out"],
+  ["m  M", "next mark, previous mark"],
+  ["c", "compare with the previous version, or stop comparing"],
+  ["t", "rows of a table; again: of the next table"],
+  ["↑ ↓", "move between rows; Enter opens a key"],
+  ["/", "go to the filter"],
   ["h", "the history of the row's key"],
   ["b", "bisect"],
   ["g  l  r  e", "graph, log, rejected and late records, expenses"],
@@ -77,15 +77,15 @@ function Page() {
 
 function Token() {
   const [text, setText] = useState("");
-  return html`<form class="token" aria-label="Who asks" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
+  return html`<form class="token" aria-label="Authentication" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
     <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} autofocus /></label>
     <button class="action" disabled=${!text}>Use it</button>
     ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Forget it</button>`}
-    <span class="note">This tab keeps it until it is closed. <code>slackwater token add NAME --app APP</code> makes one.</span>
+    <span class="note">Kept until this tab is closed. Create one with <code>slackwater token add NAME --app APP</code>.</span>
   </form>`;
 }
 
-// From key to key of the rows that are shown.
+// Moves the focus between the key links of the shown rows.
 function toRow(by) {
   const links = [...document.querySelectorAll("a[data-row]")];
   const at = links.indexOf(document.activeElement);
@@ -105,7 +105,7 @@ function onKey(event, { slider, route, tables, compare }, help) {
     const at = route.view === "rows" ? tables.indexOf(route.names[0] ?? tables[0]) + 1 : 0;
     to("rows", [tables[at % tables.length]]);
   };
-  // A part that scrolls, and the page itself, have these keys for that.
+  // Keep the default scrolling of these keys in scrollable parts and on the page.
   if (/^Arrow(Left|Right)$/.test(event.key) && target.matches(".scroll")) return;
   if (/^(Page|Home|End)/.test(event.key) && target.role !== "slider") return;
   const does = {

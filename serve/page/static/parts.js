@@ -1,4 +1,4 @@
-// What several views use: what was asked and is awaited, problems, the command line to copy.
+// Parts that several views share: requests, errors, and command lines to copy.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ask, known } from "./ask.js";
@@ -6,9 +6,9 @@ import { iso, time } from "./words.js";
 
 const SETTLED_MS = 120;
 
-// The server's answer for an address. The answer for the address before stays until the next one is there, but not
-// beside an error: it would stand under words that it does not answer. What is overtaken is cancelled, and addresses
-// that follow each other quickly, as under a slider, are asked for once they settle.
+// The server's answer for an address. The previous address's answer stays until the next one arrives, except next to an
+// error, to which it does not belong. Superseded requests are cancelled, and addresses that change quickly, as under a
+// slider, are requested once they settle.
 export function useAsked(address, tick = 0) {
   const [state, set] = useState({ data: undefined, problem: null, of: "" });
   const last = useRef(0);
@@ -38,7 +38,7 @@ export function Problem({ problem }) {
   return html`<div class="problem" role="alert"><strong>${problem.message}</strong>${problem.hint && html`<span>${problem.hint}</span>`}</div>`;
 }
 
-// Shown after a moment only.
+// Fades in with a delay, so that quick answers show no flicker.
 export const Reading = () => html`<p class="note reading">reading …</p>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
@@ -53,7 +53,7 @@ export function Command({ line, label = "" }) {
       setCopied(true);
       setTimeout(() => setCopied(false), 1500);
     } catch {
-      getSelection().selectAllChildren(code.current); // no clipboard without TLS: it is selected, to be copied by hand
+      getSelection().selectAllChildren(code.current); // no clipboard without TLS: select the text, to be copied by hand
     }
   };
   return html`<div class="command">
@@ -64,8 +64,8 @@ export function Command({ line, label = "" }) {
 
 export const Time = ({ ms }) => (ms ? html`<time datetime=${iso(ms)} title=${iso(ms)}>${time(ms)}</time>` : "–");
 
-// A table for people; cells are text or elements. Columns are [heading, "right"?, explanation?]. Rows that are not known
-// (yet) are undefined: then nothing is said of them.
+// A table; cells are text or elements. Columns are [heading, "right"?, explanation?]. Undefined rows (not loaded yet) show
+// nothing.
 export function Grid({ label, columns, rows, empty }) {
   if (!rows) return null;
   if (!rows.length) return html`<${Empty}>${empty}<//>`;

@@ -1,8 +1,8 @@
-// Where somebody is: all of it in the address behind the #, so that it can be sent to somebody else.
+// The page's state, all of it in the URL's fragment, so that a link can be shared.
 //
 //   #/flights/rows/carriers?at=carriers@v42&against=before-release
 //
-// `at` is what stands behind the @ of a ref, for a version with its stage before it; without it, now.
+// `at` is the part of a ref after the @, with the stage before a version; missing means now.
 
 import { useEffect, useState } from "./vendor/preact-htm.js";
 
@@ -12,7 +12,7 @@ export function parse(hash) {
   try {
     parts = way.split("/").filter(Boolean).map(decodeURIComponent);
   } catch {
-    // an address that somebody cut off
+    // a truncated URL
   }
   const [app = "", view = "stages", ...names] = parts;
   return { app, view, names, ...Object.fromEntries(new URLSearchParams(search)) };
@@ -27,7 +27,7 @@ export function address(route) {
   return "#/" + parts.map(encodeURIComponent).join("/") + (search.size ? `?${search}` : "");
 }
 
-// Goes there. `replace` leaves no step to go back to, as for each place that a slider passes.
+// Navigates to a route. `replace` adds no history entry, for the positions that a slider passes.
 export function go(route, { replace = false } = {}) {
   const hash = address(route);
   if (hash === location.hash) return;
@@ -56,7 +56,7 @@ export function moment(at) {
 
 export const versionOf = (stage, version) => `${stage}@v${version}`;
 
-// The version before a commit, in whose place `against` is compared.
+// The version before a commit, which `against` compares with.
 export function before(at) {
   const { stage, ref } = moment(at);
   const version = Number(ref.slice(1)) - 1;

@@ -1,4 +1,4 @@
-// The time slider: commits in their order, each as wide as any other, and above them what stands out.
+// The time slider: commits in order, all equally wide, with marks above them.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { path, query } from "./ask.js";
@@ -7,12 +7,12 @@ import { useAsked } from "./parts.js";
 import { plural, span, tick, time } from "./words.js";
 
 const HEIGHT = 46;
-// As many commits as have room for a bar each.
+// As many commits as there is room for bars.
 const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 300) * 50));
 const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
 const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
 
-// The last point that is not after a time.
+// The index of the last point that is not after a time.
 function placeOf(points, ms) {
   let low = 0;
   let high = points.length;
@@ -98,10 +98,10 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
     </div>
     <${Ticks} points=${points} x=${x} width=${width} />
     <div class="steps">
-      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="The commit before">‹</button>
-      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="The next commit">›</button>
-      <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Show a shorter time">+</button>
-      <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Show a longer time">−</button>
+      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="Previous commit">‹</button>
+      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="Next commit">›</button>
+      <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Zoom in">+</button>
+      <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Zoom out">−</button>
       <button type="button" onClick=${() => onMove("")} aria-pressed=${!at}>now</button>
       <span class="note">${plural(asked.data.commits, "commit")}${asked.data.is_whole ? "" : `, ${points.length} of them shown; + shows more`} over ${span(newest.time_ms - points[0].time_ms)}</span>
       <ul class="legend" aria-hidden="true">${[...new Set(marks.map((mark) => mark.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${NAME[kind]}</li>`)}</ul>
@@ -109,7 +109,7 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
   </section>`;
 }
 
-// Rows that each commit read, by their square root: one batch of many shall not hide all others.
+// Bars of the rows that each commit read, by square root, so that one large batch does not dwarf all others.
 function Bars({ points, x, width, here }) {
   const paths = useMemo(() => {
     const most = Math.sqrt(Math.max(1, ...points.map((each) => each.rows)));
@@ -138,7 +138,7 @@ function Ticks({ points, x, width }) {
   </svg>`;
 }
 
-// One stop of Tab; arrows go from mark to mark.
+// One tab stop; arrow keys move between the marks.
 function Marks({ marks, x, width, onMove }) {
   const [chosen, choose] = useState(0);
   const bar = useRef(null);
@@ -153,7 +153,7 @@ function Marks({ marks, x, width, onMove }) {
     bar.current.children[next]?.focus();
   };
   if (!sorted.length) return html`<div class="marks" />`;
-  // Marks that would lie over each other lie beside each other, as far as there is room.
+  // Spread overlapping marks, as far as there is room.
   const lefts = [];
   for (const mark of sorted) lefts.push(Math.max(x(mark.place), (lefts.at(-1) ?? -99) + 15));
   const room = (at) => (lefts[at + 1] ?? width) - lefts[at];

@@ -1,4 +1,4 @@
-// How times, numbers and values are written, and the command line for what is shown.
+// Formats of times, numbers and values, and the command lines that correspond to a view.
 
 import { moment } from "./route.js";
 
@@ -8,12 +8,12 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 
-// What JavaScript has no date for, such as milliseconds taken for seconds twice over, is told as it is.
+// Times outside of JavaScript's range, such as microseconds taken for milliseconds, are shown as numbers.
 const far = (ms) => !(Math.abs(ms) <= 8.64e15);
 export const time = (ms) => (ms ? far(ms) ? `${ms} ms` : (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
 export const iso = (ms) => (far(ms) ? `${ms} ms` : new Date(ms).toISOString());
 
-// As short as a span of times allows.
+// A time as short as the displayed span allows.
 export const tick = (ms, span) => (span < 600_000 ? clock : span < 2 * 86_400_000 ? minutes : day).format(ms);
 
 export function span(ms) {
@@ -37,30 +37,30 @@ export function size(bytes) {
   return `${at && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[at]}`;
 }
 
-// One value of a table: the user's own, so nothing is rounded or grouped.
+// A table's value, neither rounded nor grouped.
 export function value(given) {
   if (given == null) return "NULL";
   if (typeof given === "object") return JSON.stringify(given);
   return String(given);
 }
 
-// What would turn a text's direction, end its line, or not be seen at all is written out, as the command line does; so no
-// value passes itself off as another. What joins the parts of an emoji stays.
+// Escapes characters that change the text's direction, end the line or are invisible, as the command line does, so that no
+// value can look like another one. Joiners within an emoji stay.
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 const units = (found) => SHORT[found] ?? [...Array(found.length).keys()].map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
 const joins = (found, at, text) => /[\u200d\ufe0e\ufe0f]/u.test(found) && /[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f]$/u.test(text.slice(0, at));
 export const printable = (text) => text.replace(HIDDEN, (found, at) => (joins(found, at, text) ? found : units(found)));
 
-// As much of a value as a cell has room for, to be seen.
+// A value cut to the size of a cell, and escaped.
 export const shortened = (text, most = 300) => printable(text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
 
 export const isNumber = (type) => /^(u?int|float|double|half|decimal)/.test(type);
 
-// A number of a table, also one that came as text because JavaScript cannot say it exactly; null for any other value.
+// A table's number, also if sent as text because JavaScript cannot represent it exactly; null for any other value.
 export const numberOf = (type, given) => (typeof given === "number" ? given : typeof given === "string" && isNumber(type) && given !== "" && !Number.isNaN(Number(given)) ? Number(given) : null);
 
-// As SQL has a value: text is cast to the type of the column that it is compared with.
+// A value as a SQL literal; DuckDB casts text to the type of the column that it is compared with.
 export function literal(type, given) {
   if (typeof given === "number") return String(given);
   const text = `'${String(given).replaceAll("'", "''")}'`;
@@ -75,17 +75,17 @@ export function compared(type, a, b) {
   return x < y ? -1 : Number(x > y);
 }
 
-// A key as routes and the command line take it.
+// A key's text for routes and the command line.
 export function keyText(columns, row) {
   const names = columns.filter((column) => column.key).map((column) => column.name);
   if (names.length > 1) return JSON.stringify(names.map((name) => row[name]));
   const key = row[names[0]];
   if (key == null) return "\\N";
-  // A text that looks like null has one more backslash.
+  // Escape a text that looks like null with one more backslash.
   return typeof key === "string" && /^\\+N$/.test(key) ? `\\${key}` : value(key);
 }
 
-// Windows of offsets, each topic once: `flights[0] 3 to 17, [1] 5 to 9`.
+// Offset ranges, grouped by topic: `flights[0] 3 to 17, [1] 5 to 9`.
 export function offsets(windows) {
   const topics = new Map();
   for (const each of windows ?? []) {
@@ -95,7 +95,7 @@ export function offsets(windows) {
   return [...topics].map(([topic, parts]) => topic + parts.join(", ")).join("; ");
 }
 
-// Bytes, which come as hexadecimal, as the text that they are, else as they come, which is said.
+// Bytes, given as hexadecimal, as UTF-8 text, or as hexadecimal with a note.
 export function textOf(hex) {
   if (hex == null) return "NULL";
   const bytes = Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
@@ -106,7 +106,7 @@ export function textOf(hex) {
   }
 }
 
-// A word as a shell takes it.
+// A word quoted for a shell.
 export function quoted(word) {
   const text = String(word);
   if (/^[\w@%+=:,./~-]+$/.test(text)) return text;
@@ -114,7 +114,7 @@ export function quoted(word) {
   if (shown === text) return `'${text.replaceAll("'", `'\\''`)}'`;
   return `$'${printable(text.replaceAll("\\", "\\\\").replaceAll("'", "\\'"))}'`;
 }
-// Words that are no name of a column in DuckDB's SQL unless they are quoted: its keywords that are reserved, or of types.
+// DuckDB's keywords that are column names only if quoted.
 const RESERVED = new Set(`
   all analyse analyze and anti any array as asc asof asymmetric at authorization binary both by case cast check
   collate collation column columns concurrently constraint create cross default deferrable desc describe distinct do
@@ -126,7 +126,7 @@ const RESERVED = new Set(`
 `.trim().split(/\s+/));
 export const identifier = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) && !RESERVED.has(name) ? name : `"${name.replaceAll('"', '""')}"`);
 
-// A moment as the command line names it.
+// A moment's ref for the command line.
 export function ref(app, at) {
   const { stage, ref: of } = moment(at);
   if (stage) return `${app}/${stage}@${of}`;

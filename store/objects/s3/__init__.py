@@ -1,4 +1,4 @@
-"""The object store in S3: clients, credentials, encryption, transfers in parts.
+"""The object store in S3: clients, credentials, encryption, multipart transfers.
 
-The only place that imports boto3 and botocore. Not here: anything that a folder on a disk needs as well.
+Only this package imports boto3 and botocore. Not here: code that a folder on a disk needs as well.
 """

@@ -1,7 +1,7 @@
-"""S3 clients of this process, and what their errors mean.
+"""S3 clients of this process, and the translation of their errors.
 
-They are made of AWS sessions: this machine's own, or one that knows only what another process handed over. Encryption
-at rest is requested with everything that a client creates, and checked.
+A client belongs to an AWS session: this machine's own, or one that uses only the configuration that another process
+handed over. Clients request encryption at rest for each object that they create, and check the answer.
 """
 
 import os
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-"""The endpoint of a client that was given a region and nothing else."""
+"""Endpoints that a client derives from the region alone."""
 _USER = re.compile(r"//[^/]*@")
 
 _NO_FILE = (None, None, os.devnull, None)
-"""In place of where botocore looks for a file: setting, variable, default, conversion."""
+"""Definition of a botocore setting that points to no file: setting, variable, default, conversion."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
 _KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
 _THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
-# The first says that another conditional put of this key is under way.
+# The first is the answer while another conditional put of the key is in progress.
 _BUSY = ("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable")
 _TRANSIENT_CODES = frozenset((*_THROTTLED, *_BUSY, "TooManyRequests", "TooManyRequestsException"))
 
-# versitygw's, with 404, for an access key that it does not know.
+# versitygw's code, with status 404, for an unknown access key.
 _UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
@@ -55,7 +55,7 @@ _REGION_CODES = frozenset(
 )
 
 _REASONS = (
-    (boto.SSLError, "the secure connection could not be made"),
+    (boto.SSLError, "the TLS connection failed"),
     (boto.ConnectTimeoutError, "the connection timed out"),
     (boto.ReadTimeoutError, "no answer in time"),
     (boto.ProxyConnectionError, "the proxy cannot be reached"),
@@ -64,16 +64,16 @@ _REASONS = (
 
 
 class Connection(NamedTuple):
-    """What the stores of a process share when they are in the same place."""
+    """Client, credentials and retry budget that the stores of a process share for one place."""
 
     s3: "S3Client"
     endpoint: str
-    """Where it talks to, as people may read it: without user and password."""
+    """Endpoint URL without user and password, safe to print."""
     budget: RetryBudget
     credentials: Credentials | None
-    """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
+    """Signing credentials, which renew themselves if they are temporary; None if none are configured."""
     elsewhere: S3Place
-    """What another process needs to get there as this one does, besides credentials."""
+    """Endpoint, region and settings that another process needs to reach the same place."""
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
@@ -81,7 +81,7 @@ _lock = Lock()
 
 
 def _after_fork() -> None:
-    # It may be held by a thread that does not exist in the child.
+    # A thread that does not exist in the child may hold the lock.
     global _lock
     _lock = Lock()
 
@@ -90,11 +90,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def connection(place: S3Place, read_timeout_s: float) -> Connection:
-    """This process's client for a place, which waits so long for an answer: made once (some 0.1 s), for many threads.
+    """Return this process's client for a place, created once (about 0.1 s) and shared by all threads.
 
-    A forked child gets its own, because parent and child must not talk over the same connections; so does a process
-    whose AWS environment has changed. Raises `Usage` where the endpoint is not a URL, and `Refused` where the AWS
-    configuration cannot be used, such as a profile that does not exist.
+    A forked child gets a client of its own, because parent and child must not share connections; so does a process
+    whose AWS environment has changed. `read_timeout_s` is the longest wait for an answer. Raises `Usage` if the
+    endpoint is not a URL, and `Refused` if the AWS configuration cannot be used, such as a profile that does not exist.
     """
     key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
@@ -107,11 +107,11 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
     settings = place.settings
     try:
         session = session_at(place)
-        s3 = _make(session, place, read_timeout_s)
+        s3 = _new_client(session, place, read_timeout_s)
         bundle = str(session._session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
-        # What stands before a '@' may be a password.
+        # The text before a '@' may be a password.
         shown = re.sub(r"\S*@", "", str(error))
         raise Usage(
             f"the S3 endpoint is not a URL: {shown}",
@@ -127,46 +127,44 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
     return Connection(s3, endpoint, budget, credentials, elsewhere)
 
 
-def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
-    # One attempt each: `retry` repeats them, with a patience and words of our own.
+def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
+    # One attempt each: `retry` repeats them, within our own deadline.
     config = Config(
         connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
         read_timeout=read_timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_CONNECTIONS,
     )
-    # Servers that are not AWS's often know neither a bucket in the host name nor checksums in trailers.
+    # Servers other than AWS often support neither a bucket in the host name nor checksums in trailers.
     elsewhere = Config(
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     verify = place.ca_bundle or None
-    made = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
-    # Only the client knows which endpoint the environment and the configuration files name.
-    endpoint = without_credentials(made.meta.endpoint_url)
+    client = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
+    # Only a client resolves the endpoint from the environment and the configuration files.
+    endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
-        raise ValueError("it has a '@' behind its host")
+        raise ValueError("it has a '@' after its host")
     if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
         config = config.merge(elsewhere)
-    elif endpoint == made.meta.endpoint_url:
-        return made
+    elif endpoint == client.meta.endpoint_url:
+        return client
     return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
 
 
 class _Handed(Credentials):
-    """Credentials that another process handed over last; to botocore also the resolver, which finds them."""
+    """Latest credentials from another process; botocore also uses this object as their resolver."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
         self.now = ReadOnlyCredentials("", "", None, None)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """What the next request is signed with."""
         return self.now
 
     def load_credentials(self) -> Self:
-        """These."""
         return self
 
 
@@ -174,12 +172,12 @@ _handed: dict[S3Place, _Handed] = {}
 
 
 def take(access: S3Access) -> S3Place:
-    """From now on requests to this place are signed with these credentials, also those of clients that are there.
+    """Sign requests to the place with these credentials from now on, in existing clients too. Returns the place.
 
-    So a worker that lives long has one client for a place, however often the credentials change.
+    So a long-lived worker keeps one client for a place, however often the credentials change.
     """
     new = access.credentials
-    # One assignment: nobody signs with halves of two.
+    # A single assignment is atomic: no request is signed with parts of two credentials.
     _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
         new.access_key, new.secret_key, new.token or None, None
     )
@@ -187,35 +185,36 @@ def take(access: S3Access) -> S3Place:
 
 
 def session_at(place: S3Place) -> Session:
-    """The session of this machine, or for a place that was handed over one to which this machine says nothing.
+    """Return this machine's AWS session, or for a handed-over place one that ignores this machine's configuration.
 
-    Raises `Refused` where the place wants a file that this machine has not, and `BotoCoreError` where this machine's
+    Raises `Refused` if the place needs a file that this machine does not have, and `BotoCoreError` if this machine's
     configuration cannot be used.
     """
     if not place.handed_over:
-        # boto3 by itself knows AWS_DEFAULT_REGION only.
+        # boto3 itself reads only AWS_DEFAULT_REGION.
         return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
     if place.ca_bundle and not Path(place.ca_bundle).exists():
         raise Refused(
-            f"{socket.gethostname()} has no {place.ca_bundle}, where AWS_CA_BUNDLE says that certificates to trust are",
-            hint="AWS_CA_BUNDLE is that of the process that runs the app; put the file on each machine that has tasks",
+            f"{socket.gethostname()} has no file {place.ca_bundle}, which AWS_CA_BUNDLE names",
+            hint="the setting comes from the process that runs the app; copy the file to each machine that runs "
+            "Spark tasks",
         )
-    # This machine's profile and files may be somebody else's.
-    nothing = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
-    core = Core(nothing)
+    # This machine's profile and files may belong to another user.
+    overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
+    core = Core(overrides)
     core.set_config_variable("ignore_configured_endpoint_urls", True)
     core.register_component("credential_provider", _handed[place])
     return Session(botocore_session=core, region_name=place.region)
 
 
 def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
-    """Let a client ask for the settings' encryption whenever it creates an object, at once or in parts.
+    """Make a client request the configured encryption for each object that it creates, by one put or in parts.
 
-    In the client and not at the calls: a call that forgets it would write in the clear, and boto3's transfer manager
-    does not know all of its parameters.
+    Set on the client and not on each call: a call that forgot it would write unencrypted, and boto3's transfer manager
+    does not accept all of the parameters.
 
     From then on such a request raises:
-        Refused: the server, as `where` names it, did not say that it has encrypted the object.
+        Refused: the server, as `where` names it, did not confirm that it encrypted the object.
     """
     if not settings.sse:
         return
@@ -226,7 +225,7 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
         return {**params, **requested}
 
     def see(parsed: dict[str, Any], **_: Any) -> None:
-        # Some servers take any header that they do not know, and would keep the object in the clear.
+        # Some servers ignore unknown headers, and would store the object unencrypted.
         if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
             if upload := parsed.get("UploadId"):
                 s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
@@ -238,33 +237,33 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
             )
 
     for operation in ("PutObject", "CreateMultipartUpload"):
-        # The stubs know of no handler that returns something.
+        # The type stubs do not allow handlers with a return value.
         s3.meta.events.register(f"provide-client-params.s3.{operation}", cast("Callable[..., None]", ask))
         s3.meta.events.register(f"after-call.s3.{operation}", see)
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user and password. S3 takes neither, and boto3's errors would show them."""
+    """Return the URL without user and password. S3 does not use them, and boto3's errors would show them."""
     return _USER.sub("//", url, count=1)
 
 
 def error_code(error: boto.ClientError) -> str:
-    """S3's word for what went wrong; the HTTP status where the answer had no words."""
+    """Return S3's error code, or the HTTP status if the answer has no code."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 @contextmanager
 def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Errors of boto3 in our words. Answers with an `expected` code pass through as `ClientError`.
+    """Raise errors of boto3 as slackwater's. Answers with an `expected` code pass through as `ClientError`.
 
-    Codes and not HTTP statuses: 404 is also what a web server says that is none of S3's, and what versitygw says to
-    credentials that it does not know.
+    Decides by error code and not by HTTP status: web servers that are not S3 also answer 404, and so does versitygw to
+    unknown credentials.
 
     Raises:
-        TransientError: no answer, or one that asks to come again.
+        TransientError: no answer, or an answer that asks for a retry.
         NotFound: there is no such bucket.
         Forbidden: credentials or permissions.
-        Refused: the region, or anything else that will not pass by itself.
+        Refused: the region, or any other error that a retry cannot fix.
     """
     where = f"{endpoint}, bucket {bucket!r}"
     try:
@@ -281,7 +280,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             ) from None
         if code in expected:
             raise
-        # 501 is how some servers say that they know no conditional writes.
+        # Some servers answer 501 because they do not support conditional writes.
         if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
@@ -297,10 +296,10 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
     except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
-        # In a few words: boto3's own sentence repeats the URL.
+        # boto3's own message repeats the URL.
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
         raise TransientError(reason) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
-        raise TransientError("the answer arrived damaged") from error
+        raise TransientError("the answer does not match its checksum") from error
     except boto.BotoCoreError as error:
-        raise Refused(f"cannot ask {where}: {error}", hint=_CREDENTIALS_HINT) from error
+        raise Refused(f"cannot send requests to {where}: {error}", hint=_CREDENTIALS_HINT) from error

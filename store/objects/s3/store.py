@@ -1,4 +1,4 @@
-"""The object store in an S3 bucket, at AWS or any server with conditional writes. Large objects are moved in parts."""
+"""Object store in an S3 bucket, on AWS or any server with conditional writes. Large objects are moved in parts."""
 
 import os
 import time
@@ -30,8 +30,8 @@ _NO_SUCH_RANGE = "InvalidRange"
 _NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
 _PRECONDITION_FAILED = "PreconditionFailed"
 _SETTING = (
-    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (else AWS's configuration, or AWS itself), the bucket that of --store, "
-    "SLACKWATER_STORE or store in slackwater.toml"
+    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (default: AWS's configuration, then AWS itself); the bucket comes from "
+    "--store, SLACKWATER_STORE or store in slackwater.toml"
 )
 _SHORTEST_READ_S = 5.0
 _CHUNK_BYTES = 1 << 16
@@ -43,12 +43,12 @@ T = TypeVar("T")
 class S3Store(OtherRoots):
     """Objects under one prefix of one bucket.
 
-    Every request is repeated while the server does not answer or asks to come again (5xx, SlowDown, a
-    conflict of conditional writes), until `patience_s` is over, and within a budget that all stores of this process
-    share. Endpoint, region and credentials come from where AWS's own tools take them; AWS_ENDPOINT_URL_S3 or
-    AWS_ENDPOINT_URL name a server that is not AWS's. Large objects are moved in parts.
+    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
+    conditional writes), for up to `patience_s`, and within a budget that all stores of this process share. Endpoint,
+    region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server
+    that is not AWS's. Large objects are moved in parts.
 
-    Every method may raise, besides what it names:
+    Every method may raise, in addition to the errors that it names:
         Unavailable: the server did not answer within `patience_s`.
         NotFound: there is no such bucket.
         Refused: credentials, permissions or region are wrong, the key is not usable, or the server does not encrypt.
@@ -56,11 +56,11 @@ class S3Store(OtherRoots):
 
     Args:
         bucket: the bucket's name; it must exist.
-        prefix: goes before every key, without slashes at its ends; empty for the bucket itself.
-        endpoint_url: instead of what the environment says.
-        patience_s: how long a request is repeated, in seconds.
-        settings: of encryption, timeouts and parts; None for what the environment says.
-        place: where another process said that S3 is, and how (`client.take`); endpoint and settings are its.
+        prefix: prefix of every key, without slashes at its ends; empty for the bucket itself.
+        endpoint_url: overrides the environment.
+        patience_s: time for which a request is retried, in seconds.
+        settings: encryption, timeouts and parts; None takes them from the environment.
+        place: endpoint and settings from another process (`client.take`); overrides both arguments.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class S3Store(OtherRoots):
         return f"S3Store({self.url!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        # Connections and locks stay behind when a store is sent to another process.
+        # Connections and locks cannot be pickled.
         return {**self.__dict__, "_connected": None, "_others": {}}
 
     @property
@@ -93,9 +93,9 @@ class S3Store(OtherRoots):
         return f"s3://{self._bucket}/{self._base}".rstrip("/")
 
     def access(self) -> S3Access | None:
-        """How this process gets to the store now, for another; None when nothing names credentials.
+        """Return the place and this process's current credentials, for another process; None if none are configured.
 
-        Temporary credentials are renewed before, where their end is near.
+        Temporary credentials that are about to expire are renewed first.
         """
         connected, _ = self._connect()
         if connected.credentials is None:
@@ -106,9 +106,9 @@ class S3Store(OtherRoots):
         return S3Access(connected.elsewhere, credentials)
 
     def get(self, key: str) -> bytes:
-        """See `ObjectStore`. The first of it by one request, and the rest, if there is more, in parts.
+        """Return the object's bytes (see `ObjectStore`): the first part by one request, the others in parallel.
 
-        Raises `Refused` where the object is overwritten again and again meanwhile.
+        Raises `Refused` if the object is overwritten repeatedly during the read.
         """
         part_bytes = self._settings.part_bytes
         for _ in range(_TRIES):
@@ -119,25 +119,25 @@ class S3Store(OtherRoots):
             same: dict[str, Any] = {"IfMatch": etag} if etag else {}
             try:
                 with ThreadPoolExecutor(min(self._settings.parallel_parts, len(starts))) as pool:
-                    rest = pool.map(partial(self._get, key, part_bytes, **same), starts)
-                    return b"".join((first, *(data for data, _, _ in rest)))
+                    parts = pool.map(partial(self._get, key, part_bytes, **same), starts)
+                    return b"".join((first, *(data for data, _, _ in parts)))
             except ClientError as error:
                 if error_code(error) != _PRECONDITION_FAILED:
                     raise
         raise Refused(
             f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
-            hint="see who else writes under this store root",
+            hint="find out what else writes under this store root",
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        # HTTP has no empty range; one byte tells whether the object exists.
+        # HTTP has no empty range; reading one byte checks that the object exists.
         return self._get(key, max(length, 1), start)[0][:length]
 
     def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
-        """So many bytes from `start`, fewer at the object's end, the object's ETag and its size.
+        """Return `length` bytes from `start`, fewer at the object's end, with the object's ETag and size.
 
-        Raises `ClientError` where the `condition` does not hold.
+        Raises `ClientError` if the `condition` does not hold.
         """
         name = self._name(key)
 
@@ -153,7 +153,7 @@ class S3Store(OtherRoots):
             return self._call(request, expected=(*_NO_BYTES, _PRECONDITION_FAILED) if condition else _NO_BYTES)
         except ClientError as error:
             if error_code(error) == _NO_SUCH_RANGE:
-                return b"", "", 0  # it starts at the object's end or after it
+                return b"", "", 0  # the range starts at the object's end or after it
             if error_code(error) == _NO_SUCH_KEY:
                 raise ObjectNotFound(key, self.url) from None
             raise
@@ -166,20 +166,20 @@ class S3Store(OtherRoots):
             self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
     def _upload(self, name: str, data: bytes) -> None:
-        """Write an object in parts, by boto3's transfer manager. Until the last request it does not exist.
+        """Write an object in parts, by boto3's transfer manager. The object appears with the last request.
 
-        An upload that fails is aborted, with one request; what that cannot reach, garbage collection finds. Raises
-        `Refused` where somebody ends the upload again and again before it is complete.
+        A failed upload is aborted with one request; if that fails too, garbage collection removes the parts. Raises
+        `Refused` if the upload is aborted by others repeatedly before it is complete.
         """
         config = TransferConfig(
-            # Decided by our own threshold.
+            # The caller has applied the threshold.
             multipart_threshold=1,
             multipart_chunksize=self._settings.part_bytes,
             max_concurrency=self._settings.parallel_parts,
-            # The other one would talk to S3 by a client of its own.
+            # The CRT client would create its own S3 client.
             preferred_transfer_client="classic",
         )
-        # It copies each part before it sends it: no more of them than are on their way.
+        # The manager copies parts into memory: no more than are in transfer.
         config.max_in_memory_upload_chunks = self._settings.parallel_parts
         for _ in range(_TRIES):
             patient = cast("BaseClient", _Patient(self._call, self._connect()[0].s3))
@@ -187,15 +187,15 @@ class S3Store(OtherRoots):
                 with create_transfer_manager(patient, config) as manager:
                     manager.upload(BytesIO(data), self._bucket, name).result()
             except ClientError as error:
-                # Its completion was lost on the way back, and is not known any more; or somebody has aborted it.
+                # The answer to its completion was lost, and the upload is forgotten; or somebody aborted it.
                 if error_code(error) != _NO_SUCH_UPLOAD:
                     raise
             else:
                 return
         raise Refused(
-            f"the upload of {name!r} in parts to bucket {self._bucket!r} was ended {_TRIES} times before it was "
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_TRIES} times before it was "
             "complete",
-            hint="see who aborts uploads there: a lifecycle rule, or another program",
+            hint="find out what aborts uploads there: a lifecycle rule, or another program",
         )
 
     def put_if_absent(self, key: str, data: bytes) -> None:
@@ -209,11 +209,11 @@ class S3Store(OtherRoots):
             raise ObjectExists(key, self.url) from None
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`. One request for each 1,000 objects, made as they are taken."""
+        """Yield the objects (see `ObjectStore`). One request for each 1,000 objects, made while they are consumed."""
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
-                # A key that ends with '/' is how some tools draw an empty folder.
+                # Some tools create keys that end with '/' for empty folders.
                 if not entry["Key"].endswith("/"):
                     modified_ms = int(entry["LastModified"].timestamp() * 1000)
                     yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
@@ -228,10 +228,10 @@ class S3Store(OtherRoots):
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Uploads in parts of keys under `prefix` that were neither completed nor aborted. A request for each 1,000.
+        """Yield multipart uploads of keys under `prefix` that are neither completed nor aborted. One request per 1,000.
 
-        Of uploads of one key that a page's end parts, those on the next page are left out, to be found once the others
-        are gone: not every server (versitygw 1.8) goes on in the middle of a key.
+        If a page ends between uploads of one key, those on the next page are left out, and found once the others are
+        gone: some servers (versitygw 1.8) cannot continue a listing in the middle of a key.
         """
         for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
             for entry in page.get("Uploads", ()):
@@ -267,19 +267,19 @@ class S3Store(OtherRoots):
         return retry.call(attempt)
 
     def _connect(self) -> tuple[Connection, Retry]:
-        # A forked child takes over neither connections nor locks.
+        # A forked child must not use its parent's connections and locks.
         if self._connected is None or self._connected[0] != os.getpid():
-            # Who has little patience does not wait long for one answer.
+            # A short deadline also limits the wait for one answer.
             silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
-            made = connection(self._place, silence_s)
-            where = f"S3 at {made.endpoint}, bucket {self._bucket!r},"
-            retry = Retry(where, self._patience_s, setting=_SETTING, budget=made.budget)
-            self._connected = (os.getpid(), made, retry)
+            shared = connection(self._place, silence_s)
+            where = f"S3 at {shared.endpoint}, bucket {self._bucket!r},"
+            retry = Retry(where, self._patience_s, setting=_SETTING, budget=shared.budget)
+            self._connected = (os.getpid(), shared, retry)
         return self._connected[1:]
 
 
 class _Patient:
-    """What the transfer manager takes for its client: every request is repeated by itself, not the whole upload."""
+    """Client for boto3's transfer manager that retries each request by itself, instead of the whole upload."""
 
     def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
         self.meta = s3.meta
@@ -291,13 +291,13 @@ class _Patient:
         self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
 
     def abort_multipart_upload(self, **params: Any) -> None:
-        # Once: the server may be away, and was waited for long enough.
+        # Not retried: the server may be unreachable, and the deadline has passed.
         with suppress(ClientError, BotoCoreError):
             self._s3.abort_multipart_upload(**params)
 
     def _patiently(self, method: str, **params: Any) -> Any:
         def attempt(s3: "S3Client") -> Any:
-            # When one part has failed for good, the others need not be waited for.
+            # If one part has failed for good, the others are pointless.
             if self._failed is not None:
                 raise self._failed
             if "Body" in params:
@@ -312,10 +312,10 @@ class _Patient:
 
 
 def _body(body: "StreamingBody", until_s: float) -> bytes:
-    """All of an answer's body; raises `TransientError` where it has not arrived at a time of the monotonic clock.
+    """Return an answer's whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
 
-    boto3 limits how long a connection may be silent, not how long an answer may take: a server that drips would hold
-    a request for ever.
+    boto3 limits the silence on a connection, not the duration of an answer: a server that sends a few bytes at a time
+    could hold a request for ever.
     """
     chunks = []
     with body:

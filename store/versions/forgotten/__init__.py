@@ -1,4 +1,4 @@
-"""Keys that were forgotten: what became of the objects that held them, and the note while it is being done.
+"""Forgotten keys: the index of rewritten objects, and the note of a forget in progress.
 
-Not here: finding such objects, and rewriting them (`operations.erasure`).
+Not here: finding and rewriting the objects that have the keys (`operations.erasure`).
 """

@@ -1,12 +1,12 @@
-"""What became of objects that held keys which were forgotten: which ones have the rest of them now, if any has.
+"""Index of objects that were rewritten without forgotten keys: old object key to new object, or None.
 
-Manifests and snapshots are never changed. What they name is looked up here when they are read (`history`, and
-`snapshot.cut.stored`), so all versions, old and new, change in one moment: when the app's index gets its next number.
-An index is made where there is none of its number, and is the whole: the newest counts. It has what the app's own
-manifests name, be it in the folder of another app whose SSTs a clone shares.
+Manifests and snapshots are never changed. The objects that they name are looked up here when they are read (`history`,
+`snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index is created by
+put-if-absent, and the newest has all entries. It covers the objects that the app's own manifests name, also those in
+the folder of another app whose SSTs a clone shares.
 
-A process reads an app's index when it first reads one of its manifests with SSTs, one listing where nothing was
-forgotten; and again where a manifest says that there is a newer one (`Manifest.forgotten`).
+A process reads an app's index when it first reads one of its manifests with SSTs (one listing if nothing was
+forgotten), and again if a manifest requires a newer one (`Manifest.forgotten`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,60 +27,59 @@ from ..side_tables import all_ssts, each_sst
 
 
 class RecordsLeft(Struct, frozen=True):
-    """What is left of an object with records in flight."""
+    """Remaining part of an object with in-flight records."""
 
     key: limits.Key | None
-    """The object that has them; None where nothing is left."""
+    """Key of the object with the remaining records; None if none are left."""
     rows: limits.Bytes = 0
     bytes: limits.Bytes = 0
     checksum: limits.Checksum = ""
     gone: limits.Counts = ()
-    """How many records were forgotten, by Kafka partition, in this object since it was captured."""
+    """Number of forgotten records, by Kafka partition, since the object was captured."""
 
 
 class ForgottenIndex(Struct, frozen=True):
-    """All that became of an app's objects: by the key of one that held a key, what has the rest of it, None for none.
+    """Replacements of an app's objects: key of an object with forgotten keys to the object without them, or None.
 
-    No name leads to another that leads on.
+    No replacement has a replacement itself.
     """
 
     app: limits.Name
     number: limits.Version
-    """From 1."""
     time_ms: limits.TimeMs
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}
-    """As the app's manifests have it, but for partition and level, which are those that each manifest says."""
+    """Entry of the new SST by the old key; partition and level are those of each manifest's own entry."""
     records: dict[limits.Key, RecordsLeft] = {}
-    """Records in flight that snapshots keep."""
+    """In-flight records that snapshots keep, by the old key."""
     snapshots: dict[limits.Name, limits.TimeMs] = {}
-    """The snapshots that held such a key, and when it was taken out of them last."""
+    """Snapshots that had forgotten keys, with the time of the last removal."""
 
     def sst(self, sst: Sst) -> Sst | None:
-        """What has the rows of this SST now; None where none is left."""
+        """Return the SST that has the remaining rows; None if none are left."""
         if sst.object not in self.ssts:
             return sst
         now = self.ssts[sst.object]
-        # A version may have moved an SST to another level, and nothing else.
+        # Versions may have different levels for the same SST, but nothing else differs.
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The objects that are to be nowhere any more. Whoever copies an app's objects takes them out of the copy.
+        """Keys of the objects to delete, in this store and in copies of it.
 
-        That is, once this index is there too, and what it names.
+        A copy may delete them when it has this index and the objects that it names.
         """
         return (*self.ssts, *self.records)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """A version with the SSTs that have its rows now; the very same where it names none that held a key."""
+        """Return a version with replaced SSTs; the same object if none of its SSTs was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
         return each_sst(manifest, self.sst)
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
-        """The objects that manifests which name these SSTs mean by it."""
-        return tuple(name for each in objects if (name := self._name(each)))
+        """Return the keys of the objects that replace these SSTs, without those that have no rows left."""
+        return tuple(name for key in objects if (name := self._name(key)))
 
     def _name(self, name: str) -> str:
         if name not in self.ssts:
@@ -94,7 +93,7 @@ class ForgottenIndex(Struct, frozen=True):
         records: dict[str, RecordsLeft],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
-        """With what became of further objects, or of those that took the place of others. Pure."""
+        """Return the index with further replacements, also of its replacements. Pure."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
@@ -111,80 +110,80 @@ class ForgottenIndex(Struct, frozen=True):
         )
 
 
-def added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The sum of two counts by Kafka partition, either of which may be shorter, or empty for nothing."""
-    return tuple(has + more for has, more in zip_longest(one, other, fillvalue=0))
+def added(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sum of two counts by Kafka partition, of any lengths."""
+    return tuple(has + more for has, more in zip_longest(first, second, fillvalue=0))
 
 
-INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda each: each.number, app=lambda each: each.app)
-"""The newest counts."""
+INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda index: index.number, app=lambda index: index.app)
+"""Indexes of an app, by number; the newest has all entries."""
 
 
 @checks.relations.register
 def _(value: ForgottenIndex) -> Iterator[Wrong]:
     for name, sst in value.ssts.items():
         if sst is not None and sst.object in value.ssts:
-            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that leads to no other")
-    for name, each in value.records.items():
-        if each.key is not None and each.key in value.records:
-            yield Wrong(f"records[{name!r}].key", each.key, "an object that leads to no other")
+            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that is not replaced itself")
+    for name, records in value.records.items():
+        if records.key is not None and records.key in value.records:
+            yield Wrong(f"records[{name!r}].key", records.key, "an object that is not replaced itself")
 
 
 def none_of(app: str) -> ForgottenIndex:
-    """The index of an app of which nothing was forgotten; it is not stored."""
+    """Return the index of an app without forgotten keys; it is not stored."""
     return ForgottenIndex(app, 0, 0, "")
 
 
-# By store, as `history` keeps manifests.
-_known: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
+# Keyed by store, like the manifests in `history`.
+_cached: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
 _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def peek(store: ObjectStore, app: str) -> ForgottenIndex:
-    """An app's index as this process knows it by now, without a request."""
+    """Return an app's index as cached in this process, without a request."""
     with _lock:
-        return _known.get(store, {}).get(app) or none_of(app)
+        return _cached.get(store, {}).get(app) or none_of(app)
 
 
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
-    """An app's index as it is stored now. A listing, and a read if there is one."""
-    found = INDEXES.newest(store, app) or none_of(app)
+    """Return an app's index as stored now. Costs a listing, and a read if there is one."""
+    stored = INDEXES.newest(store, app) or none_of(app)
     with _lock:
-        known = _known.setdefault(store, {})
+        cached = _cached.setdefault(store, {})
         # Another thread may have read a newer one.
-        if app not in known or known[app].number <= found.number:
-            known[app] = found
-        return known[app]
+        if app not in cached or cached[app].number <= stored.number:
+            cached[app] = stored
+        return cached[app]
 
 
 def known(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
-    """An app's index as this process knows it, which is read if that is not known, or has a lower number than that."""
+    """Return an app's cached index; read it if it is not cached or has a number below `at_least`."""
     with _lock:
-        found = _known.get(store, {}).get(app)
+        cached = _cached.get(store, {}).get(app)
         looked_for = _looked_for.setdefault(store, {})
-        if found is not None and max(found.number, looked_for.get(app, 0)) >= at_least:
-            return found
-        looked_for[app] = at_least  # where it is missing, not with each manifest again
+        if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
+            return cached
+        looked_for[app] = at_least  # so that a missing index is not read again for each manifest
     return newest(store, app)
 
 
 def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
-    """Delete the indexes that a newer one took the place of, written at that time or before. A listing, rarely more."""
+    """Delete the indexes that were replaced, if written at `before_ms` or earlier. Costs a listing, rarely more."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
 def drop(store: ObjectStore, app: str) -> None:
-    """Know nothing any more of an app that was removed: another one of its name may have an index of that number."""
+    """Forget the cached index of a removed app: a new app of its name may use the same numbers."""
     with _lock:
-        _known.get(store, {}).pop(app, None)
+        _cached.get(store, {}).pop(app, None)
         _looked_for.get(store, {}).pop(app, None)
 
 
 def resolved(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """A version with the SSTs that have its rows now; the very same where it names none that held a forgotten key.
+    """Return a version with replaced SSTs; the same object if none of its SSTs had a forgotten key.
 
-    Raises as `newest`.
+    Raises `Corruption` and `Unavailable`.
     """
     if not all_ssts(manifest):
         return manifest
@@ -197,18 +196,22 @@ _ATTEMPTS = 100
 def change(
     store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
 ) -> ForgottenIndex:
-    """Make the next index of the newest, by put-if-absent; after a lost race, of the next newest. Returns the newest.
+    """Create the next index from the newest, by put-if-absent; repeat after a lost race. Returns the newest index.
 
-    `update` is pure, and gives None where nothing is to be changed. Raises `CommitConflict` where others kept winning
-    the race, and `Unstorable` where it would be too large.
+    `update` is pure, and returns None to change nothing. Raises `CommitConflict` if others keep winning the race, and
+    `Unstorable` if the index would be too large.
     """
     for _ in range(_ATTEMPTS):
         head = newest(store, app)
-        made = update(head)
-        if made is None:
+        new = update(head)
+        if new is None:
             return head
-        made = replace(made, number=head.number + 1, time_ms=now_ms, by=by)
-        # Numbers of indexes that were swept are free again: whoever was asleep may have taken such a one.
-        if INDEXES.add(store, made) == made and newest(store, app).number == made.number:
-            return made
-    raise CommitConflict(f"others kept forgetting keys of {app} at the same moment", version=0, hint="try again")
+        new = replace(new, number=head.number + 1, time_ms=now_ms, by=by)
+        # Numbers of deleted indexes are free again, and a delayed put may have taken one.
+        if INDEXES.add(store, new) == new and newest(store, app).number == new.number:
+            return new
+    raise CommitConflict(
+        f"keys of {app} could not be forgotten: other processes kept forgetting keys at the same time",
+        version=0,
+        hint="try again",
+    )

@@ -1,4 +1,4 @@
-"""The note that keys are being forgotten in an app: what could make another copy of them waits, or is refused."""
+"""Note of a forget in progress: operations that would copy its keys wait, or are refused."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -8,52 +8,50 @@ from .. import keys, limits, notes
 
 
 class Taken(Struct, frozen=True):
-    """An object that held keys, and what went with it."""
+    """An object that had forgotten keys, and the number of removed rows."""
 
     what: limits.Line
-    """As `operations.erasure.held.Held.what`."""
+    """Kind of the object, as in `operations.erasure.held.Held.what`."""
     of: limits.Line
-    """The table, channel or topic."""
+    """Table, channel or topic."""
     fields: dict[limits.Line, limits.Count]
-    """By the field that equalled a key, rows or records."""
+    """Number of rows or records by the field that matched a key."""
     bytes: limits.Bytes
     written_bytes: limits.Bytes
-    """Of the object in its place."""
+    """Bytes of the object that replaces it."""
 
 
 class Forgetting(Struct, frozen=True):
-    """The note that keys are being forgotten in an app, and in those that have its SSTs: each has one."""
+    """Note of a forget in progress, in the app and in each app that shares its SSTs."""
 
     id: limits.Ulid
     of: limits.Name
-    """The app that it was asked of."""
+    """App for which the forget was requested."""
     by: limits.Line
     time_ms: limits.TimeMs
     salt: limits.Line
     digest: limits.Checksum
-    """Of the keys, with the salt: tells whether the same ones are asked for again. It goes with the note."""
+    """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
     message: limits.Line = ""
-    """Why, in the words of whoever began it."""
     taken: dict[limits.Key, Taken] = {}
-    """In the app that it was asked of: by object, all that went so far, or is about to. No key stands here."""
+    """Objects rewritten so far or next, by key, in the requested app. Has no forgotten keys."""
 
 
 def find(store: ObjectStore, app: str) -> Forgetting | None:
-    """The note, where keys are being forgotten in an app. One request."""
+    """Return the note of a forget in progress in an app, or None. Costs one request."""
     return notes.find(store, keys.forgetting(app), Forgetting)
 
 
 def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
-    """Write the note, unless there is one; the one that is there. One request, or two."""
+    """Write the note unless one exists, and return the stored one. Costs one or two requests."""
     return notes.add(store, keys.forgetting(app), note)
 
 
-def note_taken(store: ObjectStore, app: str, taken: dict[str, Taken]) -> None:
-    """Add objects to the note of what goes, before they do: who finishes it tells of the whole. Two requests."""
-    if taken and (note := find(store, app)) is not None and not taken.items() <= note.taken.items():
-        notes.put(store, keys.forgetting(app), replace(note, taken=note.taken | taken))
+def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
+    """Add objects to the note before they are rewritten, for the report of a resumed forget. Costs two requests."""
+    if rewritten and (note := find(store, app)) is not None and not rewritten.items() <= note.taken.items():
+        notes.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
 
 
 def end(store: ObjectStore, app: str) -> None:
-    """Take the note away. One request."""
     store.delete(keys.forgetting(app))

@@ -134,7 +134,7 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
     assert rows_of("shop", seen) == rows_of("shop/totals@v5", seen) == [{"n": 0}]
     assert rows_of("shop", "SELECT count(*) AS n FROM totals_seen") == [{"n": 9}]
     assert rows_of("shop", "SELECT * FROM totals ORDER BY country") == before
-    assert "nothing of shop holds" in done("verify", "shop", "--forgotten", *key, "--deep")
+    assert "no object of shop holds" in done("verify", "shop", "--forgotten", *key, "--deep")
     assert "consistent" in done("verify", "shop", "--deep")
 
     # A text in another table's rows is no key of that table.
@@ -151,7 +151,7 @@ def test_a_key_of_any_table_is_forgotten_here_and_the_query_may_bring_it_back(
 
 def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: ObjectStore, tmp_path: Path) -> None:
     checkpoint = a_query(10)
-    checkpoint.batches = [replace(each, others=frozenset(each.offsets)) for each in checkpoint.batches]
+    checkpoint.batches = [replace(each, non_kafka=frozenset(each.offsets)) for each in checkpoint.batches]
     caught_up(tail(store, SstCache(tmp_path / "cache", 1 << 30), checkpoint))
     assert {each["rows_in"] for each in from_json("log", "shop") if each["kind"] == "batch"} == {None}
     assert from_json("status", "shop")[0]["stages"][0]["rows"] is None
@@ -159,7 +159,7 @@ def test_offsets_of_files_are_no_records_and_no_advice_is_to_replay_them(store: 
     (line,) = (each for each in done("log", "shop").splitlines() if "batch 9: orders[0] 90..100" in each)
     assert line.split("batch")[1].split()[0] == "-", line
     found = slackwater("bisect", "shop", "--where", WRONG)
-    assert "nothing is replayed, as the query reads no Kafka topic (orders): look in its source" in found.output
+    assert "not replayed: the query reads no Kafka topic (orders); look in its source" in found.output
     assert "--code" not in found.output
     assert "--kafka" not in found.output
     Path("orders.py").write_text("def orders(messages):\n    return messages\n")

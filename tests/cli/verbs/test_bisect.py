@@ -79,14 +79,18 @@ def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
 @pytest.mark.parametrize(
     ("direct", "sources", "said"),
     [
-        pytest.param((Window("a", 0, 3, 5),), (Window("a", 0, 3, 5),), ["it read"], id="a topic of the user's"),
-        pytest.param((Window("c", 0, 3, 5),), (Window("a", 1, 0, 9),), ["it read", "", "which came from"], id="both"),
-        pytest.param((), (), ["it read no record"], id="nothing: rows fell due"),
+        pytest.param(
+            (Window("a", 0, 3, 5),), (Window("a", 0, 3, 5),), ["input of this commit"], id="a topic of the user's"
+        ),
+        pytest.param(
+            (Window("c", 0, 3, 5),), (Window("a", 1, 0, 9),), ["input of this commit", "", "which came from"], id="both"
+        ),
+        pytest.param((), (), ["it read no records"], id="nothing: rows fell due"),
         pytest.param(
             (Window("c", 0, 3, 5),),
             (),
             [
-                "it read",
+                "input of this commit",
                 "",
                 "no record is behind these: rows fell due, windows ended, or rejected records were retried",
             ],
@@ -173,7 +177,7 @@ def test_when_the_query_names_no_key_the_keys_that_the_commit_changed_are_called
     app.step_all()
     words = ("bisect", "flights", "--where", "SELECT 1 FROM aircraft HAVING max(delay) > 1000")
     text = done(*words)
-    assert "the query names no key of this table; keys that this commit changed:" in text
+    assert "the query returns no key of this table; keys that this commit changed:" in text
     assert "planted" in text
     verdict = from_json(*words)
     assert not verdict["keys_named"]
@@ -193,14 +197,14 @@ def test_a_stage_without_a_table_has_no_keys_to_write(
     )
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("legs v")
-    assert "legs keeps no table, so no key turned bad, and keys.csv is not written" in result.stderr
+    assert "legs keeps no table, so no key turned bad" in result.stderr
     assert not (tmp_path / "keys.csv").exists()
 
 
 def test_a_file_whose_name_says_no_format_is_refused_before_the_search(skewed: FlightsApp) -> None:
     result = slackwater("bisect", skewed.name, "--where", APART, "--out", "keys.txt")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "--out keys.txt does not say its format" in result.stderr
+    assert "--out keys.txt has no supported format" in result.stderr
 
 
 def test_a_table_that_was_not_there_yet_has_no_rows_in_a_query_that_says_so(store: ObjectStore) -> None:

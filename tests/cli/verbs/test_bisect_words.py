@@ -76,7 +76,7 @@ def test_the_log_of_every_search_is_replayed(tmp_path: Path) -> None:
 def test_explain_says_of_each_moment_what_it_was_and_how_long_that_took() -> None:
     done("bisect", "flights", "--where", BAD)
     lines = done("bisect", "explain", "flights").splitlines()
-    assert lines[0].split() == ["moment", "was", "took", "why"]
+    assert lines[0].split() == ["moment", "answer", "took", "why"]
     assert re.search(r" \d\S* (ms|s)\b", lines[1])  # on a busy machine it may take seconds
     assert lines[-1] == "carriers v6 is the first bad commit of flights"
     assert from_json("bisect", "explain", "flights")["asked"]["where"] == BAD
@@ -88,9 +88,9 @@ def test_a_search_by_hand_is_not_forgotten_by_mistake() -> None:
     for words in (("flights", "--where", BAD), ("start", "flights")):
         refused = slackwater("bisect", *words)
         assert refused.exit_code == 1
-        assert "a search of flights by hand is open" in refused.stderr
+        assert "a manual search of flights is open" in refused.stderr
     assert "removed" in done("bisect", "reset", "flights")
-    assert "there is no search of flights" in done("bisect", "reset", "flights")
+    assert "flights has no search" in done("bisect", "reset", "flights")
     assert slackwater("bisect", "log", "flights").exit_code == 1
     done("bisect", "flights", "--where", BAD)
 
@@ -116,7 +116,7 @@ def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(stor
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("flights",), "nothing says what is wrong"),
+        (("flights",), "missing --where, --check, --python or --run"),
         (("flights", "--where", BAD, "--check", "delay > 0"), "--where and --check both say"),
         (("flights/carriers", "--where", BAD), "beside a whole query, which names its own tables"),
         (("flights/carriers", "--run", "true"), "the table carriers is that of --where or --check"),
@@ -162,12 +162,12 @@ def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
     app.kafka.earliest["flights"] = app.version("legs", 4).inputs["flights"].offsets
     said = slackwater("bisect", "flights", "--where", BAD).stderr.splitlines()
     assert said[0] == (
-        "note: Kafka does not hold all input any more of legs up to v4: these can be found, not replayed"
+        "note: Kafka has deleted input of legs up to v4: a search can find these versions, but not replay them"
     )
     logged = {e["version"]: e["replayable"] for e in from_json("log", "flights", "--stage", "legs")}
     assert logged == {1: None, 2: False, 3: False, 4: False, 5: True, 6: True, 7: True}
     lines = done("log", "flights", "--stage", "legs").splitlines()
-    assert ["restored, replayed" in line for line in lines[1:]] == [True] * 3 + [False] * 4
+    assert ["restore, replay" in line for line in lines[1:]] == [True] * 3 + [False] * 4
 
 
 def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
@@ -179,13 +179,13 @@ def test_a_topic_that_was_made_again_is_not_the_one_that_was_read(
     app.kafka.ids["flights"] = "made-again"
     said = slackwater("bisect", "flights", "--where", BAD).stderr.splitlines()
     assert said[0] == (
-        "note: Kafka does not hold all input any more of legs up to v7 (topic flights is another one now): "
-        "these can be found, not replayed"
+        "note: Kafka has deleted input of legs up to v7 (topic flights was recreated): "
+        "a search can find these versions, but not replay them"
     )
     logged = {e["version"]: (e["replayable"], e["replaced"]) for e in from_json("log", "flights", "--stage", "legs")}
     assert logged == {1: (None, [])} | dict.fromkeys(range(2, 8), (False, ["flights"]))
     lines = done("log", "flights", "--stage", "legs").splitlines()
-    assert all("restored; topic flights is another one now" in line for line in lines[1:-1])
+    assert all("restore; topic flights was recreated" in line for line in lines[1:-1])
     assert not any("replayed" in line for line in lines)
     assert all(e["replayable"] for e in from_json("log", "flights", "--stage", "carriers") if e["rows_in"])
 

@@ -33,14 +33,14 @@ def test_it_is_shown_key_by_key_done_once_and_told_of(app: FlightsApp) -> None:
     assert history.versions(app.store, "flights", "carriers")[-1] == at
     said = done("edit", "flights/carriers", "--sql", NEGATIVE, "--message", "sensor 12")
     assert said.startswith(f"flights/carriers v{at + 1}: changed 1 row\n")
-    assert f"as it was: slackwater query flights/carriers@v{at}" in said
+    assert f"previous state: slackwater query flights/carriers@v{at}" in said
     again = done("edit", "flights/carriers", "--sql", NEGATIVE)
-    assert again == f"done already: flights/carriers v{at + 1} did it; to do it once more, say --again\n"
+    assert again == f"done already: flights/carriers v{at + 1} has this edit; to apply it again, add --again\n"
     assert done("edit", "flights/carriers", "--sql", NEGATIVE, "--again") == (
         "no row of flights/carriers changes: nothing was done\n"
     )
     line = done("log", "flights", "--limit", "1").splitlines()[-1]
-    assert line.endswith(f"by hand: {NEGATIVE}")
+    assert line.endswith(f"edit: {NEGATIVE}")
     assert " edit " in line
     operation = json.loads(done("log", "flights", "--operations", "--json"))[0]
     assert (operation["verb"], operation["message"]) == ("edit", "sensor 12")

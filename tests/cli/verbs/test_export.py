@@ -46,7 +46,7 @@ def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...],
     with duckdb.connect() as con:
         found = con.sql(f"FROM {reader}('{words[1]}') ORDER BY ALL").fetchall()
     assert found == [tuple(row.values()) for row in expected]
-    assert "is there already" in slackwater("export", *words).stderr
+    assert "already exists" in slackwater("export", *words).stderr
     assert done("export", *words, "--force") == shown
 
 
@@ -56,12 +56,12 @@ def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...],
     [
         (("export", "flights", "out.csv"), "slackwater export flights/aircraft out.csv"),
         (("export", "flights@~1", "out.csv"), "slackwater export flights/aircraft@~1 out.csv"),
-        (("export", "flights", "out.csv", "--table", "a", "--table", "b"), "out.csv holds one table"),
+        (("export", "flights", "out.csv", "--table", "a", "--table", "b"), "out.csv can hold only one table"),
         (
             ("export", "flights", "out.xlsx"),
             "one table ends in .parquet, .csv, .json, one of all tables in .duckdb",
         ),
-        (("export", "flights", "out.xyz"), "export to out.xyz would be a folder, and its name ends as a file's does"),
+        (("export", "flights", "out.xyz"), "export to out.xyz would be a folder, but its name ends like a file's"),
         (("export", "flights", "out.v1.parq"), "a folder's name has no ending, or a slash behind it: out.v1.parq/"),
         (("export", "flights", "out.tar"), "would be a folder"),
         (("export", "flights", "--iceberg", "out.parquet"), "--iceberg out.parquet would be a folder"),
@@ -70,7 +70,7 @@ def test_a_name_that_is_a_files_gets_a_file_of_one_table(words: tuple[str, ...],
         (("dev", "up", "--folder", "out.db"), "--folder out.db would be a folder"),
         (("adopt", "there", "out.txt", "--stage", "s", "--emit-program"), "a program is a Python file"),
         (("replay", "flights/carriers@v2", "--code", "x.py", "--pytest", "out.txt"), "a test is a Python file"),
-        (("diff", "flights@~1", "flights", "--out", "out.xlsx"), "does not say its format"),
+        (("diff", "flights@~1", "flights", "--out", "out.xlsx"), "has no supported format"),
     ],
 )
 def test_no_folder_is_made_under_the_name_of_a_file(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:

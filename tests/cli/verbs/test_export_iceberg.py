@@ -67,10 +67,13 @@ def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("flights",), "nothing says where to export to"),
+        (("flights",), "missing argument DIR or FILE"),
         (("flights", "out.duckdb", "--every", "1m"), "--every goes with --iceberg"),
         (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes no file"),
-        (("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"), "'flights/carriers@v3' is one moment for ever"),
+        (
+            ("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"),
+            "'flights/carriers@v3' always names the same moment",
+        ),
         (("flights", "--iceberg", "gs://lake"), "gs:// is not supported"),
         (("flights", "--iceberg", "lake", "--every", "1ms"), "too short"),
     ],

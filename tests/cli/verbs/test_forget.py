@@ -29,7 +29,7 @@ def test_a_dry_run_lists_what_holds_it_and_what_is_out_of_reach(app: FlightsApp)
     assert any("records in flight" in line and "/channels/" in line for line in lines)
     assert "other tables: carriers." in said
     assert any(
-        line.split()[:2] == ["flights", "yours"] and line.endswith("7 d after it was written, with its segment")
+        line.split()[:2] == ["flights", "yours"] and line.endswith("7 d after they were written, with their segment")
         for line in lines
     )
     assert lines[-1] == "nothing was changed (--dry-run)"
@@ -44,7 +44,7 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
     assert "snapshot flights@good was edited" in said
     assert "flights/aircraft v" in said
     assert done("verify", "flights", "--forgotten", *KEY, "--deep").startswith(
-        "nothing of flights holds any of 1 key\n"
+        "no object of flights holds any of 1 key\n"
     )
     assert rows_of("flights@good", "SELECT * FROM aircraft WHERE tail = 'N003'") == []
     assert "markers, edited" in done("snapshot", "list", "flights") or "instant, edited" in done(
@@ -73,12 +73,12 @@ def test_it_is_done_and_looked_for_and_the_snapshot_says_so(app: FlightsApp, tmp
         (("forget", "flights", "--give-up", *KEY), 2, "--give-up takes no keys"),
         (("forget", "flights/aircraft", "N003", *KEY), 2, "keys are given twice"),
         (("forget", "flights/planes", "N003"), 1, "planes"),
-        (("forget", "flights/aircraft@-1h", "N003"), 2, "this is of all versions of an app"),
+        (("forget", "flights/aircraft@-1h", "N003"), 2, "this covers all versions of an app"),
         (("forget", "flights/aircraft", "N003", "N004"), 2, "the key of table 'aircraft' is tail (string); found 2"),
         (("forget", "flights/aircraft", "N003", "--give-up"), 2, "--give-up takes no keys"),
         (("verify", "flights", "--forgotten"), 2, "--forgotten goes with a key"),
         (("verify", "flights", *KEY), 2, "--forgotten goes with a key"),
-        (("verify", "flights@good", "--forgotten", *KEY), 2, "this is of all versions of an app"),
+        (("verify", "flights@good", "--forgotten", *KEY), 2, "this covers all versions of an app"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(
@@ -107,9 +107,9 @@ def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) ->
     said = done("forget", "flights~1", *KEY)
     assert said.startswith("forgot 1 key in flights~1: ")
     assert "snapshot flights~1@good was edited" in said
-    assert "look: slackwater verify flights~1 --forgotten" in said
+    assert "to verify: slackwater verify flights~1 --forgotten" in said
     looked = done("verify", "flights~1", "--forgotten", *KEY, "--deep")
-    assert looked.startswith("nothing of flights~1, staging holds any of 1 key\n")
+    assert looked.startswith("no object of flights~1, staging holds any of 1 key\n")
 
 
 def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: FlightsApp) -> None:
@@ -123,7 +123,7 @@ def test_fields_are_named_where_only_the_program_knows_and_values_besides(app: F
     assert also.startswith("would forget 1 key in flights: ")
     for words, code, text in (
         (("--field", "aircraft"), 2, "is not TABLE=FIELD"),
-        (("--field", "aircraft=$.a["), 2, "is no field of a record"),
+        (("--field", "aircraft=$.a["), 2, "is not a field of a record"),
         (("--field", "aircraft=nowhere:tail"), 1, "nowhere"),
     ):
         for verb in (("forget", "flights"), ("verify", "flights", "--forgotten")):

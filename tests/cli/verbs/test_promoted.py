@@ -72,10 +72,10 @@ def test_clones_are_listed_by_the_names_they_have_and_what_took_over_does_not_ex
 
 def test_a_clone_is_made_anew_from_what_its_sources_name_means(world: World) -> None:
     assert done("clone", "refresh", "other", "--fence", "--dry-run").startswith(
-        "would make other anew from p (folder s), "
+        "would recreate other from p (folder s), "
     )
     world.promote("p", "", calm=True)
-    assert done("clone", "refresh", "other", "--fence", "--dry-run").startswith("would make other anew from p, ")
+    assert done("clone", "refresh", "other", "--fence", "--dry-run").startswith("would recreate other from p, ")
 
 
 def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World) -> None:
@@ -98,7 +98,7 @@ def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World)
     world.promote("p", "", calm=True)
     assert "app 's' is protected" not in slackwater("clone", "rm", "s", "--dry-run").stderr
     assert "app 'p' is protected" in refused("retire", "p/alerts")
-    assert done("protect", "p", "--off", "--yes-really", "p") == "p is protected no more\n"
+    assert done("protect", "p", "--off", "--yes-really", "p") == "p is no longer protected\n"
     assert done("protect", "s", "--off") == "done already: s is not protected\n"
 
 
@@ -113,5 +113,5 @@ def test_what_is_printed_has_the_names_that_are_typed_next(world: World) -> None
     assert "give either STAGING or --back" in refused("promote", "s", "--back", "--over", "p", code=2)
     back = world.promote("p", "", calm=True)
     shown = repr(snapshots.promoted(back, with_values=False, dry_run=False))
-    assert "p is the app in folder p from here on, and p~1 the one in folder s, whose runner stops" in shown
-    assert "back: slackwater promote s --over p, once p~1 runs again, silent" in shown
+    assert "p is now the app in folder p, and p~1 the one in folder s, whose runner stops" in shown
+    assert "to undo: slackwater promote s --over p, while p~1 runs, without publishing" in shown

@@ -39,9 +39,9 @@ def test_the_table_of_rejected_records_is_exported_as_others_are(rejecting: Flig
 
 def test_a_retry_is_asked_for_and_a_dry_run_asks_for_none(rejecting: FlightsApp) -> None:
     said = done("rejected", "flights", "--retry", "--dry-run")
-    assert "flights/carriers: 1 rejected record would be put through again; the next `slackwater run` does it" in said
+    assert "flights/carriers: 1 rejected record would be retried; the next `slackwater run` does it" in said
     assert RETRIES.all(rejecting.store, "flights") == ()
-    assert "asked for" in done("rejected", "flights", "--retry")
+    assert "will be retried" in done("rejected", "flights", "--retry")
     done("rejected", "flights", "--retry")
     (asked,) = RETRIES.all(rejecting.store, "flights")
     assert asked.stage == "carriers"

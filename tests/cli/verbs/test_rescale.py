@@ -22,7 +22,7 @@ def test_rescale_changes_the_number_and_nothing_that_a_query_sees() -> None:
     before = rows_of("flights", "FROM carriers")
     assert done("rescale", "flights/carriers", "--partitions", "5").splitlines() == [
         "rescaled flights/carriers from 2 to 5 state partitions with v7; 9 SSTs kept as they are",
-        "a runner that is on stops now; go on with them: slackwater run FILE",
+        "a running stage stops now; to continue: slackwater run FILE",
     ]
     assert sorted(rows_of("flights", "FROM carriers"), key=str) == sorted(before, key=str)
     assert from_json("log", "flights", "--stage", "carriers")[0]["kind"] == "rescale"

@@ -26,19 +26,22 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
     before = rows_of("flights", "FROM carriers ORDER BY ALL")
     looked = done("reset", "flights", "--all-topics", "--to-earliest", "--dry-run")
     assert looked.startswith("flights would be reset to the earliest offset\nlegs  v")
-    assert " offsets read twice: tables count what is there once more\n" in looked
+    assert " offsets re-read: tables count their records again\n" in looked
     assert looked.endswith("nothing was changed (--dry-run)\n")
     said = done("reset", "flights", "--topic", "flights", "--to-earliest", "--message", "sent anew")
     assert said.startswith("flights reset to the earliest offset\n")
-    assert "as it was: flights@before-reset-1; back to it: slackwater rewind flights@before-reset-1\n" in said
+    assert "previous state: flights@before-reset-1; to return to it: slackwater rewind flights@before-reset-1\n" in said
     assert rows_of("flights", "FROM carriers ORDER BY ALL") == before
     lines = done("log", "flights", "--limit", "3").splitlines()[1:]
     assert all(" reset " in line for line in lines)
     (of_legs,) = [line for line in lines if " legs " in line]
-    assert "reads on from elsewhere: flights[0] " in of_legs
+    assert "offsets reset: flights[0] " in of_legs
     operation = from_json("log", "flights", "--operations", "--verb", "reset")[0]
     assert (operation["message"], set(operation["after"])) == ("sent anew", {*STAGES})
-    assert done("reset", "flights", "--topic", "flights", "--to-earliest") == "done already: flights reads on there\n"
+    assert (
+        done("reset", "flights", "--topic", "flights", "--to-earliest")
+        == "done already: flights continues at these offsets\n"
+    )
     machine = json.loads(done("reset", "flights", "--topic", "flights:0", "--to-offset", "1", "--dry-run", "--json"))
     assert machine["stages"][0]["moved"] == [
         {"topic": "flights", "partition": 0, "before": 0, "after": 1, "another": False}
@@ -57,7 +60,7 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
         (("--to-earliest", "--topic", "flights", "--topic", "flights:1"), 2, "each topic once"),
         (("--to-offset", "-1", "--all-topics"), 2, "--to-offset is -1; expected an offset from 0"),
         (("--by-duration", "soon", "--all-topics"), 2, "--by-duration 'soon' is not a span of time"),
-        (("--to-datetime", "noon", "--all-topics"), 2, "--to-datetime 'noon' is no time"),
+        (("--to-datetime", "noon", "--all-topics"), 2, "--to-datetime 'noon' is not a time"),
         (("--shift-by", "-1000", "--all-topics"), 1, "flights[0] would be read from -"),
         (("--to-earliest", "--topic", "by-carrier"), 1, "'by-carrier' is a repartition topic that aircraft of flights"),
     ],

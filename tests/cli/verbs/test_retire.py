@@ -46,7 +46,7 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
     would = done("retire", "flights/carriers", "--dry-run")
     assert would.startswith("would retire flights/carriers with v6\n")
     assert "snapshots under way do not wait for it then: before" in would
-    assert "it has not read 4 versions of aircraft, which gc keeps no longer for it" in would
+    assert "it has not read 4 versions of aircraft, which gc no longer keeps for it" in would
     said = done("retire", "flights/carriers")
     assert said.startswith("retired flights/carriers with v6; its history stays, and so does its table (")
     assert "a runner that has it stops within seconds" in said
@@ -121,7 +121,7 @@ def test_an_app_is_removed_and_then_its_name_is_free(store: ObjectStore, tmp_pat
     before = {info.key for info in store.list("")}
     would = done("app", "rm", "flights", "--dry-run")
     assert would.startswith("would remove flights: 3 stages, 24 versions, ")
-    assert "left in Kafka are its topics flights-by-aircraft-repartition, flights-by-carrier-repartition" in would
+    assert "kept in Kafka: its topics flights-by-aircraft-repartition, flights-by-carrier-repartition" in would
     assert "consumer groups slackwater-flights-aircraft" in would
     assert {info.key for info in store.list("")} == before
     assert done("app", "rm", "flights").startswith("removed flights: 3 stages, 24 versions, ")
@@ -159,7 +159,7 @@ def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     for stage in ("aircraft", "legs"):
         done("retire", f"flights/{stage}")
     aged(tmp_path)
-    assert "left in Kafka" in done("app", "rm", "flights", "--kafka", memory_kafka.address)
+    assert "kept in Kafka" in done("app", "rm", "flights", "--kafka", memory_kafka.address)
     assert topics <= memory_kafka.partition_counts().keys()
     # It is not too late for that.
     for _ in range(2):

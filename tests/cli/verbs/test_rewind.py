@@ -29,7 +29,7 @@ def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> 
     before = versions(late.store)
     said = done("rewind", "flights@good", "--dry-run")
     assert said.startswith("flights would be rewound to flights@good, ")
-    assert "reads again flights[0] " in said
+    assert "re-reads flights[0] " in said
     assert "carriers: 3 rows changed back" in said
     assert said.endswith("nothing was changed (--dry-run)\n")
     assert versions(late.store) == before
@@ -37,11 +37,11 @@ def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> 
 
 def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsApp) -> None:
     said = done("rewind", "flights@good")
-    assert "what was undone: flights@before-rewind-1" in said
+    assert "undone state: flights@before-rewind-1" in said
     assert "carriers  v" in said
     stages = json.loads(done("snapshot", "show", "flights", "good", "--json"))["snapshot"]["stages"]
     lines = done("log", "flights", "--limit", "3").splitlines()[1:]
-    assert [line.split()[-3:] for line in lines] == [["as", f"v{stages[s]}", "was"] for s in reversed(STAGES)]
+    assert [line.split()[-3:] for line in lines] == [["state", "of", f"v{stages[s]}"] for s in reversed(STAGES)]
     assert all(" rewind " in line for line in lines)
     operation = json.loads(done("log", "flights", "--operations", "--json"))[0]
     assert (operation["verb"], operation["detail"].endswith("before it flights@before-rewind-1")) == ("rewind", True)
@@ -56,13 +56,13 @@ def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsA
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("rewind", "flights"), 2, "a rewind goes to a moment, or to before the newest deploy"),
+        (("rewind", "flights"), 2, "rewind takes either a moment or --before-deploy"),
         (
             ("rewind", "flights"),
             2,
-            "another moment of it; or slackwater rewind flights --before-deploy",
+            "for example slackwater rewind flights@-1h, or slackwater rewind flights --before-deploy",
         ),
-        (("rewind", "flights@good", "--before-deploy"), 2, "expected one of the two"),
+        (("rewind", "flights@good", "--before-deploy"), 2, "rewind takes either a moment or --before-deploy"),
         (("rewind", "flights@goo"), 1, "the nearest: good"),
         (("rewind", "flight@good"), 1, "flights"),
         (
@@ -83,7 +83,7 @@ def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: Fligh
     assert done("protect", "flights", "--message", "production") == (
         "flights is protected: production; rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone "
         "refresh "
-        "want its name once more\n"
+        "require its name\n"
     )
     assert done("protect", "flights").startswith("done already: flights is protected by ")
     before = versions(late.store)
@@ -105,6 +105,6 @@ def test_what_could_lose_something_of_a_protected_app_wants_its_name(late: Fligh
     assert versions(late.store) == before
     done("rewind", "flights@good", "--dry-run")
     done("rewind", "flights@good", "--yes-really", "flights")
-    assert done("protect", "flights", "--off", "--yes-really", "flights") == "flights is protected no more\n"
+    assert done("protect", "flights", "--off", "--yes-really", "flights") == "flights is no longer protected\n"
     assert done("protect", "flights", "--off") == "done already: flights is not protected\n"
     done("retire", "flights/carriers", "--dry-run")

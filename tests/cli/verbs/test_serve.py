@@ -49,8 +49,8 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
         (("token", "add", "x", "--app", "flights", "--verb", "wirte"), 2, "no verb of a token"),
         (("token", "add", "No", "--app", "flights"), 2, "not usable"),
         (("token", "rm", "x"), 1, "no token named 'x'"),
-        (("serve", "--client-ca", "slackwater.toml"), 2, "goes with TLS"),
-        (("serve", "--values"), 2, "give --mcp with it"),
+        (("serve", "--client-ca", "slackwater.toml"), 2, "--client-ca needs TLS"),
+        (("serve", "--values"), 2, "add --mcp"),
         (("serve", "--host", "0.0.0.0", "--port", "1"), 1, "slackwater token add NAME --app APP makes one"),  # noqa: S104
         (("serve", "--mcp", "--code", "flights"), 2, "APP=FILE"),
         (("mcp", "--code", "flights=nothing.py"), 1, "no Python file named 'nothing.py'"),
@@ -86,7 +86,7 @@ def test_without_what_a_server_needs_it_says_what_to_install(app: FlightsApp, mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pebble" else object())
     refused = slackwater("serve")
     assert refused.exit_code == 1
-    assert "a server needs pebble" in refused.stderr
+    assert "`slackwater serve` needs pebble" in refused.stderr
     assert "'.[serve]'" in refused.stderr
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mcp" else object())
     for words in (("serve", "--mcp"), ("mcp",)):

@@ -56,7 +56,7 @@ def test_each_names_the_setting_long_before_patience_ends(verbs: tuple[tuple[tup
             assert started.stderr is not None
             for line in started.stderr:
                 lines.append(line)
-                if "is its address right? It is that of" in line:
+                if "check that it is running, and its address in" in line:
                     # Nobody has given up: that takes ten seconds for Kafka, a minute for S3.
                     assert started.poll() is None, lines
                     break
@@ -65,4 +65,4 @@ def test_each_names_the_setting_long_before_patience_ends(verbs: tuple[tuple[tup
     with ThreadPoolExecutor(len(verbs)) as threads:
         found = list(threads.map(said, (words for words, _ in verbs)))
     for (words, setting), text in zip(verbs, found, strict=True):
-        assert f"It is that of {setting}" in text, (words, text)
+        assert f"its address in {setting}" in text, (words, text)

@@ -66,7 +66,7 @@ def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(st
     assert (result.exit_code, result.stdout) == (1, "")
     told, error, hint = result.stderr.splitlines()
     assert told.startswith(
-        "nobody runs flights now: this waits up to 0s for a runner to take the snapshot, and withdraws"
+        "flights is not running: waiting up to 0s for its next run to take the snapshot, then withdraw"
     )
     assert re.search(r"is withdrawn: no answer from aircraft \(.*\), carriers \(.*\), legs \(.* ago\)", error)
     assert "--no-wait leaves it to the next runner" in hint
@@ -78,7 +78,7 @@ def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(st
 def test_a_snapshot_can_be_asked_for_without_waiting_and_withdrawn(store: ObjectStore) -> None:
     done("snapshot", "take", "flights", "later", "--no-wait")
     assert [request.name for request in open_requests(store, "flights")] == ["later"]
-    assert "asked for" in done("snapshot", "list", "flights")
+    assert "requested" in done("snapshot", "list", "flights")
     assert "the request for flights@later" in done("snapshot", "rm", "flights", "later")
     assert open_requests(store, "flights") == ()
 
@@ -100,8 +100,8 @@ def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: Object
                 take.wait(0.05)
         take.send_signal(signal.SIGINT)
         told = (
-            "nobody runs flights now: this waits up to 10m for a runner to take the snapshot, and withdraws it then "
-            "(--no-wait leaves it to the next runner, --instant needs none)\n"
+            "flights is not running: waiting up to 10m for its next run to take the snapshot, then withdrawing the "
+            "request (--no-wait keeps the request; --instant pins the newest committed moment now)\n"
         )
         assert take.communicate(timeout=60) == ("", told)
         assert take.returncode == 130

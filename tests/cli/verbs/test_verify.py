@@ -45,7 +45,7 @@ def test_a_whole_snapshot_is_shown_with_its_books_and_what_was_checked() -> None
     assert lines[3] == ["by-right", "right@v5", "join@v3", "all", "10", "5", "5", "0", "snapshot"]
     checked = {line[0]: line[1] for line in lines[6 : lines.index([], 6)]}
     assert checked == {"versions": "3", "channels": "2", "kept": "1", "markers": "4", "history": "3", "objects": "1"}
-    left_out = [line for line in result.stdout.splitlines() if line.startswith("not looked at: ")]
+    left_out = [line for line in result.stdout.splitlines() if line.startswith("not checked: ")]
     assert ["(--deep)" in line for line in left_out] == [True, False]
     assert lines[-1][0] == "consistent"
     assert result.stderr == ""
@@ -88,7 +88,7 @@ def test_a_deep_look_without_kafka_says_what_it_did_not_look_at() -> None:
     result = verify("bank", "--deep")
     assert result.exit_code == 0
     assert "manifests (not re-read)" in result.stdout
-    assert "records in flight on by-right to join were not re-read: nothing says where Kafka is" in result.stdout
+    assert "records in flight on by-right to join were not re-read: no Kafka configured" in result.stdout
 
 
 def test_damage_to_the_cut_itself_is_no_traceback(app: FanIn) -> None:
@@ -114,7 +114,7 @@ def test_what_is_not_there_and_what_makes_no_sense_are_told_apart() -> None:
 
 @pytest.mark.usefixtures("app")
 def test_progress_goes_to_stderr_and_the_result_can_be_piped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.cli.session._TELL_S", -1.0)
+    monkeypatch.setattr("slackwater.cli.session._PROGRESS_S", -1.0)
     result = verify("bank@good", "--deep", "--json")
     assert json.loads(result.stdout)["deep"] is True
     assert result.stderr == ""

@@ -112,7 +112,7 @@ def test_invariants_of_other_apps_are_none_of_it() -> None:
         write(*tables)
         result = slackwater("watch", "flights", "--once")
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "nothing says what must hold of flights" in result.stderr
+        assert "no invariants configured for flights" in result.stderr
 
 
 def test_it_goes_on_until_it_is_told_to_stop(young: FlightsApp) -> None:

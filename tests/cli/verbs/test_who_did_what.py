@@ -231,14 +231,14 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
     assert [each.id for each in reversed(list_operations(late.store, "flights"))] == [each.id for each in noted]
     assert found("--verb", "promote") == []
     said = done("log", "flights", "--operations", "--by", "eve")
-    assert said == "nothing of that kind was done to flights from the command line yet\n"
+    assert said == "no matching operation on flights yet\n"
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (("log", "flights", "--by", "ada"), "--by, --verb, --since and --until go with --operations"),
-        (("log", "flights", "--operations", "--since", "good"), "good is no time"),
+        (("log", "flights", "--operations", "--since", "good"), "good is not a time"),
         (
             ("log", "flights", "--operations", "--verb", "promot"),
             "'promot' is no verb of the log of operations; the nearest is 'promote'",

@@ -18,7 +18,7 @@ def test_each_column_is_shown_with_what_it_is_made_of() -> None:
     table = declared(ORDERS, ROWS, ["country"])
     mapping = mapping_of([TOTALS], table, "stage shop/totals")
     plan = AdoptionPlan(
-        "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.made, {"orders": (7, 8)}
+        "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.columns, {"orders": (7, 8)}
     )
     found = shown.to_adopt(plan)
     said = str(found)
@@ -35,7 +35,7 @@ def test_what_was_made_says_how_it_goes_on() -> None:
     assert "equal to what Spark reads at that batch: 1,234 rows, checksum 00000000000000ff" in said
     assert "slackwater run shop.py --app shop" in said
     again = shown.adopted(Adopted("shop", "totals", 101, 117, None, {}), "shop.py")
-    assert str(again).startswith("done already: shop/totals is the query up to its batch 117, which is v101")
+    assert str(again).startswith("done already: shop/totals has the query up to batch 117, which is v101")
     assert again.data["already"]  # type: ignore[index]
 
 

@@ -33,7 +33,8 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     checkpoint.clean_up(before=2)
     text = plan(following)
     assert (
-        "memory:checkpoint, the query 6a1c9c30-0000-4000-8000-000000000000, as shop/totals; nothing was changed" in text
+        "would attach the query 6a1c9c30-0000-4000-8000-000000000000 of memory:checkpoint as shop/totals; nothing"
+        in text
     )
     assert "totals_seen" in text
     assert (
@@ -42,7 +43,7 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     assert store.list_folders("") == [] or not list(store.list("shop/")), "a look writes nothing"
     made = caught_up(following)
     assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(landed("shop", made[0]))
-    assert "batches 2 to 4 can be read, and versions have them all" in plan(following)
+    assert "batches 2 to 4 can be read; all of them have versions" in plan(following)
     batches(1)
     assert "it goes on with batch 5" in plan(following)
     batches(4)

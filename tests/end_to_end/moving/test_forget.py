@@ -25,7 +25,7 @@ def test_a_runner_goes_on_behind_what_was_forgotten(kafka: EmbeddedKafka, tmp_pa
         said = ledger.slackwater("forget", ledger.app, *keys).stdout
         assert f"{ledger.app}/accounts v" in said
         # Brokers for development keep records for ever.
-        assert "never: delete it in Kafka" in said
+        assert "never: delete them in Kafka" in said
         await_commit("accounts")
         await_commit("accounts")
     ledger.catch_up(*TWO_STAGES[1::2])

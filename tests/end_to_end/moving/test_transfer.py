@@ -80,4 +80,4 @@ def test_an_app_leaves_and_runs_on_elsewhere_and_each_record_counts_once(kafka: 
     assert moved.sql("SELECT sum(n)::BIGINT AS n FROM accounts").to_pylist() == [{"n": 1_220}]
     moved.verify(moved.app)
     said = moved.slackwater("log", moved.app).stdout
-    assert f"reads on from elsewhere: {moved.topic}[0] {ends[0]} to {ends[0] - 40}" in said
+    assert f"offsets reset: {moved.topic}[0] {ends[0]} to {ends[0] - 40}" in said

@@ -54,20 +54,20 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
 
     with pytest.raises(AnotherTopic) as no:
         while_it_runs()
-    assert f"it was the one of id {ids[0]} with 3 partitions, read up to {ledger.topic}[0]@20" in no.value.message
-    assert f"now it is the one of id {ids[1]} with 5 partitions" in no.value.message
+    assert f"it had id {ids[0]} and 3 partitions, read up to {ledger.topic}[0]@20" in no.value.message
+    assert f"now it has id {ids[1]} and 5 partitions" in no.value.message
     assert f"slackwater reset {ledger.app} --topic {ledger.topic} --to-earliest" in no.value.hint
     # Nor does it start, nor is it called consistent.
     with pytest.raises(AnotherTopic) as no:
         ledger.catch_up(*STAGES)
-    assert f"it was the one of id {ids[0]} with 3 partitions" in no.value.message
+    assert f"it had id {ids[0]} and 3 partitions" in no.value.message
     assert f"and holds {ledger.topic}[0] 0..80, {ledger.topic}[1] 0..80" in no.value.message
     (wrong,) = differences(ledger)
-    assert f"read another topic than is there now: topic {ledger.topic!r} was deleted and made again" in wrong
+    assert f"read another topic than the current one: topic {ledger.topic!r} was deleted and made again" in wrong
     assert counted(ledger) == 60
 
     said = ledger.slackwater("reset", ledger.app, "--topic", ledger.topic, "--to-earliest").stdout
-    assert f"topic {ledger.topic!r} was deleted and made again: it was the one of id {ids[0]}" in said
+    assert f"topic {ledger.topic!r} was deleted and made again: it had id {ids[0]}" in said
     ledger.catch_up(*STAGES)
     assert counted(ledger) == 300
     assert differences(ledger) == []
@@ -89,7 +89,7 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
         with pytest.raises(AnotherTopic) as no:
             ledger.catch_up(*words)
         assert all(f"id {each} with 3 partitions" in no.value.message for each in ids)
-        assert "--accept-loss, which goes on without them and says how many" in no.value.hint
+        assert "--accept-loss, which continues without them and says how many" in no.value.hint
     assert len(differences(ledger)) == 2
     ledger.catch_up(*STAGES, accept_loss=True)
     ledger.send(10)

@@ -84,7 +84,7 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     assert "records in flight on 'by-account' to 'accounts' cannot be kept: offsets" in taken.stderr
     assert "start the app (`slackwater run`)" in taken.stderr
     assert "accept-loss" not in taken.stderr
-    for stage, begins in (("accounts", "go on at offsets that are"), ("latest", "begin without what is")):
+    for stage, begins in (("accounts", "continue at offsets that are"), ("latest", "begin without rows that are")):
         said = rf"{begins} gone from Kafka: {topic}\[0\] \d+\.\.{ends[0]}, .* rows of entries, v"
         with pytest.raises(Gone, match=said):
             ledger.catch_up(stage)
@@ -103,7 +103,7 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     assert {each.receiver: sum(each.lost) for each in report.ledger if each.lost} == lost
     assert asked not in open_requests(store, ledger.app)
     assert (
-        "under-way: stage 'accounts' went on without v" in ledger.slackwater("log", ledger.app, "--operations").stdout
+        "under-way: stage 'accounts' continued without v" in ledger.slackwater("log", ledger.app, "--operations").stdout
     )
     ledger.slackwater("snapshot", "take", ledger.app, "again", "--instant")
     ledger.verify(f"{ledger.app}@again")

@@ -82,7 +82,7 @@ def test_a_runner_whose_jvm_hangs_fails_its_probe_until_that_goes_on(ledger: Led
         assert (ask("livez"), ask("readyz")) == ("ok\n", "ok\n")
         (jvm,) = (each for each in psutil.Process(app.process.pid).children(recursive=True) if each.name() == "java")
         jvm.suspend()
-        eventually(lambda: ask("livez").startswith("503: Spark's JVM did not answer for 1"), "it is seen to hang", 30)
+        eventually(lambda: ask("livez").startswith("503: Spark's JVM has not answered for 1"), "it is seen to hang", 30)
         jvm.resume()
         eventually(lambda: ask("livez") == ask("readyz") == "ok\n", "it is seen to go on", 30)
         ledger.send(500)
@@ -132,7 +132,7 @@ def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_r
         ledger.slackwater(*verb.split()[1:])
         ledger.slackwater("snapshot", "take", ledger.app, "at-once", "--timeout", "60")
         said = app.errors.read_text()
-        assert f"{ledger.app} has latest, which this program has not" in said
+        assert f"{ledger.app} has latest, which this program lacks" in said
         assert verb in said
     assert read_snapshot(open_store(ledger.store), ledger.app, "at-once").stages.keys() == {
         "entries",

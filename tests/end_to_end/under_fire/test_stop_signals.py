@@ -89,7 +89,7 @@ def test_while_it_waits_for_kafka(tmp_path: Path, ledger: Ledger) -> None:
         says(app, "waiting for Kafka at 127.0.0.1:1 …")
         before = processes(app)
         to_the_group(app, signal.SIGTERM)
-        assert ended(app, before) == ["stopping: no batch is under way"]
+        assert ended(app, before) == ["stopping: no batch is running"]
 
 
 @pytest.mark.ci  # an end before the first batch is shown while it waits for Kafka, that of Spark by a second Ctrl-C
@@ -98,7 +98,7 @@ def test_while_spark_starts(ledger: Ledger) -> None:
         says(app, "starting Spark (local[2]) …")
         before = processes(app)
         to_all(app, signal.SIGTERM)
-        assert ended(app, before) == ["stopping: no batch is under way"]
+        assert ended(app, before) == ["stopping: no batch is running"]
     assert not claimed(ledger)
 
 
@@ -109,7 +109,7 @@ def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[
         a_batch_is_held(ledger, app)
         before = processes(app)
         whom(app, signal.SIGTERM)
-        says(app, "stopping: the batch under way ends first")
+        says(app, "stopping after the current batch")
         says(app, "stopping: waiting for stage entries to end a batch, ")
         (ledger.folder / "go").touch()
         ended(app, before)
@@ -125,7 +125,7 @@ def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
         a_batch_is_held(ledger, app)
         before = processes(app)
         to_the_group(app, signal.SIGINT)
-        says(app, "stopping: the batch under way ends first")
+        says(app, "stopping after the current batch")
         to_the_group(app, signal.SIGINT)
         assert any(line.startswith("stopping now: ") for line in ended(app, before))
     head = history.head(open_store(ledger.store), ledger.app, "entries")

@@ -110,7 +110,7 @@ def test_declared_fields_count_where_records_have_to_do_with_the_table_and_elsew
     declared.check(["people"], ["orders", "transfers"])
     with pytest.raises(NotFound, match="transfers"):
         declared.check(["people"], ["orders"])
-    with pytest.raises(Usage, match="is no field of a record"):
+    with pytest.raises(Usage, match="is not a field of a record"):
         DeclaredFields({"people": ["$.a["]}).check(["people"], [])
 
 

@@ -83,7 +83,7 @@ def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_bracket
     assert holds("ada", b'{"by": {"ada": 1}}', "$.by.~")
     assert holds("ada", b'{"user.id": "ada"}', "$['user.id']")
     assert not holds("ada", b'{"user": {"id": "ada"}}', "$['user.id']")
-    with pytest.raises(Usage, match="is no field of a record"):
+    with pytest.raises(Usage, match="is not a field of a record"):
         Field.of("$.a[")
 
 

@@ -163,7 +163,7 @@ def test_the_verb_says_what_it_added_and_what_there_is(
         assert "orders from [0]@5..35, [1]@5..35" in result.stdout
         assert "input archive" in slackwater("status", APP).stdout
         again = slackwater("archive", APP, *words)
-        assert "done already: of orders the input archive has all that Kafka still has" in again.stdout
+        assert "done already: the input archive of orders has all records that Kafka still has" in again.stdout
         assert slackwater("archive", APP, "--from", "other@-1h").exit_code == 2
 
 

@@ -282,7 +282,9 @@ def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protec
     assert find(app.store, "next") is not None
     assert rows_of(fresh(app.store), taking_over.heads["carriers"]) == taking_over.state["carriers"]
     assert verify(app.store, "next", now_ms=app.clock.now_ms).differences == ()
-    with pytest.raises(Refused, match="the name 'flights' went over to app 'next': no new app gets it"):
+    with pytest.raises(
+        Refused, match="the name 'flights' belongs since a promotion to app 'next': a new app cannot have it"
+    ):
         apps.create_app(app.store, AppInfo("flights", 1))
 
 

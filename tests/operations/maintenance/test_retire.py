@@ -113,7 +113,7 @@ def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
     with pytest.raises(Fenced, match=r"flights/carriers was retired: v6 has epoch 2, written by ada@host") as fenced:
         commit(app.store, draft)
-    assert "take it out of the program" in fenced.value.hint
+    assert "remove it from the program" in fenced.value.hint
 
 
 def test_moments_after_it_leave_the_stage_out_and_those_before_do_not(app: FlightsApp) -> None:
@@ -344,7 +344,9 @@ def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> No
     head = app.heads["carriers"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     head = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
-    with pytest.raises(Refused, match="flights/carriers wrote for its sink 'alerts' is published yet: 2 rows to go"):
+    with pytest.raises(
+        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
+    ):
         gone(app)
     published.note(app.store, head, "alerts", Place(head.version, 1, 2), None)
     assert not gone(app).already

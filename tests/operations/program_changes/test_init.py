@@ -72,10 +72,10 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
     assert "done already" in init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}=latest")
     begin = json.dumps(dict.fromkeys("012", 0))
     elsewhere = init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}={begin}", code=1)
-    assert f"app '{diamond.app}' exists already, and begins at other offsets" in elsewhere
+    assert f"app '{diamond.app}' already exists, with other start offsets" in elsewhere
 
     diamond.catch_up()
-    assert "has versions already: up to v" in init(diamond, "debits", str(rows), code=1)
+    assert "it already has versions, up to v" in init(diamond, "debits", str(rows), code=1)
     expected = debits(diamond)
     found = diamond.table("debits").select(expected.column_names)
     assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str)
@@ -93,7 +93,7 @@ def test_what_cannot_begin_so_is_refused_before_spark_starts(diamond: Ledger) ->
         ("debits", ("--offsets", "latest"), 2, "--offsets 'latest': expected TOPIC=WHERE or JSON by topic"),
         ("debits", ("--offsets", f'{topic}={{"0":0}}'), 1, "names the partitions 0; expected each of 0 to 2"),
         ("debits", ("--offsets", f'{{"{topic}":{{"0":99,"1":-2,"2":-1}}}}'), 1, "to begin at 99, but holds 0..10"),
-        ("debits", ("--at", "yesterday"), 2, "--at 'yesterday' is no time"),
+        ("debits", ("--at", "yesterday"), 2, "--at 'yesterday' is not a time"),
         ("debit", (), 1, "the nearest: debits"),
         ("moves", (), 1, "keeps no table"),
         ("branches", ("--sql", "SELECT 1"), 2, "both a file and --sql"),
@@ -104,6 +104,6 @@ def test_what_cannot_begin_so_is_refused_before_spark_starts(diamond: Ledger) ->
 def test_nobody_runs_an_app_whose_rows_are_not_there_yet(diamond: Ledger) -> None:
     store, info = open_store(diamond.store), AppInfo(diamond.app, 1, initialised="debits")
     apps.create_app(store, replace(info, starts={diamond.topic: (0, 0, 0)}))
-    with pytest.raises(Refused, match="begun by `slackwater init`, which broke off: debits has no rows yet"):
+    with pytest.raises(Refused, match=r"`slackwater init` of app .* was interrupted: debits has no rows yet"):
         diamond.catch_up()
     assert not history.list_stages(store, diamond.app)

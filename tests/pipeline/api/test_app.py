@@ -80,7 +80,7 @@ def test_a_circle_is_refused_with_the_way_round() -> None:
     app = sw.App("shop")
     app.stage(name="a", reads="z", writes=sw.repartition("x", "k"))(rows)
     app.stage(name="b", reads="x", writes=sw.repartition("y", "k"))(rows)
-    with pytest.raises(Refused, match=r"'c' closes a circle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)"):
+    with pytest.raises(Refused, match=r"'c' closes a cycle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)"):
         app.stage(name="c", reads="y", writes=sw.repartition("z", "k"))(rows)
     assert list(app.stages) == ["a", "b"]
     with pytest.raises(Refused, match="d -> d"):
@@ -371,7 +371,7 @@ def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: 
         app.stage(reads=sw.topic("orders"), key="a", state=state, name=name, on_error="reject")(rows)
 
     declare(names[0])
-    with pytest.raises(Usage, match="stage 'legs_rejected' has the name of the table of what 'legs' rejects"):
+    with pytest.raises(Usage, match="stage 'legs_rejected' has the name of the table of records that 'legs' rejects"):
         declare(names[1])
 
 
@@ -388,7 +388,7 @@ def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: To
 
 def test_late_rows_do_not_come_round_again() -> None:
     app, times = sw.App("shop"), sw.event_time(late=sw.sink("t"))
-    with pytest.raises(Refused, match="records would go round for ever"):
+    with pytest.raises(Refused, match="records would circulate forever"):
         app.stage(name="hours", reads=sw.topic("t"), key="hour", state=sw.aggregate(n=sw.count()), event_time=times)(
             rows
         )
@@ -417,7 +417,7 @@ def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
     assert app.key_of(late) == hours.key
     assert app.in_order() == (hours, late)
     for wrong in ({"key": "hour", "writes": sw.repartition("c", "user")}, {"state": state}):
-        with pytest.raises(Usage, match="has a table of late rows, and says no"):
+        with pytest.raises(Usage, match="has a table of late rows, but no"):
             app.stage(name="wrong", reads=sw.topic("t"), event_time=times, **wrong)(rows)
 
 

@@ -65,7 +65,7 @@ def test_offsets_that_the_topic_has_not_are_refused(offsets: str, said: str) -> 
 
 def test_a_time_after_all_records_is_refused_unless_the_end_will_do() -> None:
     for late in ({"starting_timestamp": 9}, {"starting_offsets_by_timestamp": at(9, 9, 9)}):
-        with pytest.raises(Refused, match=r"no record is as late as flights\[0\] 9, flights\[1\] 9"):
+        with pytest.raises(Refused, match=r"no record at or after flights\[0\] 9, flights\[1\] 9"):
             begins(sw.topic("flights", **late))  # type: ignore[arg-type]
         topic = sw.topic("flights", **late, starting_offsets_by_timestamp_strategy="latest")  # type: ignore[arg-type]
         assert begins(topic) == ENDS
@@ -130,7 +130,7 @@ def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(memory_kafka: M
     assert claimed(starting_offsets=by_partition(3, -1)) == (3, 5)
     assert claimed(starting_timestamp=1_004) == (2, 2)
     assert claimed(starting_offsets_by_timestamp=by_partition(0, 1_008)) == (0, 4)
-    with pytest.raises(Refused, match=rf"no record is as late as {name}\[0\] 1009"):
+    with pytest.raises(Refused, match=rf"no record at or after {name}\[0\] 1009"):
         claimed(starting_timestamp=1_009)
     assert claimed(starting_timestamp=1_009, starting_offsets_by_timestamp_strategy="latest") == (5, 4)
     with pytest.raises(Refused, match=rf"{name}\[1\] is to begin at 6, but holds 0\.\.5"):

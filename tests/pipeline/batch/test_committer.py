@@ -105,7 +105,7 @@ def test_a_batch_is_one_put(store: CountingStore, runner: Runner) -> None:
         runner.batch()
     assert store.counts == {"put_if_absent": 3}
     assert_whole(store, 3)
-    assert [(told.before.version, told.manifest.version) for told in runner.told] == [(1, 2), (2, 3), (3, 4)]
+    assert [(told.previous.version, told.manifest.version) for told in runner.told] == [(1, 2), (2, 3), (3, 4)]
     assert all(told.seconds >= told.commit_seconds > 0 for told in runner.told)
 
 
@@ -118,7 +118,7 @@ def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: Counti
     # The try that lost, the number it lost, the one after these, that there is none more, and the commit.
     assert store.counts == {"put_if_absent": 2, "get_range": 3}
     assert (runner.committer.head.version, runner.committer.head.row_seq) == (4, 2)
-    assert [(told.before, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
+    assert [(told.previous, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
     runner.batch()
     assert runner.committer.head.row_seq == 5
     assert_whole(store, 2)
@@ -250,9 +250,9 @@ def test_what_waits_for_room_when_order_is_asked_for_comes_after_what_is_on_its_
 
     class Watched(Committer):
         @property
-        def _over(self) -> bool:
+        def _is_over(self) -> bool:
             looked.set()
-            return super()._over
+            return super()._is_over
 
         def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
             if acknowledged_s is None:

@@ -174,7 +174,7 @@ def test_a_sum_without_room_stops_the_stage_and_names_its_key(tmp_path: Path, ki
     with pytest.raises(Exception, match="wallet") as caught:
         run_state(frame_of(rows), task, few_keys=few_keys)
     error = translate("wallets", str(caught.value))
-    said = f"total of key wallet='c' would be {3 * int(value)}, for which a {kind} has no room"
+    said = f"total of key wallet='c' would be {3 * int(value)}, which does not fit a {kind}"
     assert str(error) == f"stage 'wallets': {said}"
     assert 'on_error="reject"' in error.hint
 

@@ -187,7 +187,7 @@ def test_captures_with_a_gap_between_them_are_corruption() -> None:
     head = replace(
         stage("left", "right"), recorded={"s": 9}, awaited={"s": ("right",)}, captured={"s": {"right": Span(2, 4)}}
     )
-    with pytest.raises(Corruption, match="'right' was captured up to version 4, and goes on after 5"):
+    with pytest.raises(Corruption, match="'right' was captured up to version 4, but the next batch begins after 5"):
         arrive(head, at(left=5, right=5), at(left=5, right=6), ())
 
 

@@ -88,8 +88,8 @@ def records(*sizes: int) -> pa.Table:
 def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
     sinks, rows = Sinks(1_000), records(10, 2_000, 10)
     size = len(batch(b"k2000", bytes(2_000), []))
-    said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes is larger than the topic takes "
-    with pytest.raises(BadRecord, match=said + r"\(max.message.bytes 1,000\); .*on_error=\"reject\""):
+    said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes exceeds the topic's "
+    with pytest.raises(BadRecord, match=said + r"max.message.bytes \(1,000\); .*on_error=\"reject\""):
         check_sizes(sinks.kafka, sinks.target, rows, 7)
 
 

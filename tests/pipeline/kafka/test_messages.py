@@ -109,7 +109,9 @@ def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) 
     if found == sent:
         check_count("t", 1, 4, 9, found, sent, [])
     else:
-        with pytest.raises(Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*; their manifests say {sent}(\n|$)"):
+        with pytest.raises(
+            Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*, but the manifests say {sent}(\n|$)"
+        ):
             check_count("t", 1, 4, 9, found, sent, [])
 
 
@@ -221,7 +223,7 @@ def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -
 def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(written: Written, miscounted: int) -> None:
     start = Position("c", (0, 0, 0), 0, (0, 0, 0))
     end = place(written.version_with([0, 3, 1], count=miscounted), 1)
-    with pytest.raises(Corruption, match=rf"\[0\]@0\.\.\d+ holds 2 rows .*; their manifests say {2 + miscounted}"):
+    with pytest.raises(Corruption, match=rf"\[0\]@0\.\.\d+ holds 2 rows .*, but the manifests say {2 + miscounted}"):
         written.read(start, end)
 
 
@@ -244,5 +246,5 @@ def test_records_in_flight_are_read_with_their_addresses_and_counted(written: Wr
     rows = [row for table in KafkaChannels(written.kafka).read(flight) for row in table.to_pylist()]
     # Zombies wrote one message to each partition before each version.
     assert [tuple(row.values()) for row in rows] == [(3, 0, 3, 0), (6, 0, 3, 1), (4, 1, 3, 0)]
-    with pytest.raises(Corruption, match=r"holds 2 rows .* their manifests say 1"):
+    with pytest.raises(Corruption, match=r"holds 2 rows .* the manifests say 1"):
         list(KafkaChannels(written.kafka).read(replace(flight, counts=(1, 1, 0))))

@@ -215,5 +215,5 @@ def test_columns_of_which_nothing_can_be_made_are_refused() -> None:
         outgoing.check("sink 't'", sink("t", value="n").encoding, rows)
     with pytest.raises(Refused, match="column 'took' is duration"):
         outgoing.check("sink 't'", sink("t").encoding, rows)
-    with pytest.raises(Refused, match="column 'a-b' has a name that Avro does not take"):
+    with pytest.raises(Refused, match="column 'a-b' has a name that Avro does not allow"):
         outgoing.check("sink 't'", sink("t", value="avro", registry="http://r:1").encoding, rows.remove(1))

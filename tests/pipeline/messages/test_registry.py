@@ -85,7 +85,7 @@ def test_credentials_are_sent_and_shown_nowhere(
 
     with caplog.at_level(logging.DEBUG), answering(answer) as url:
         registry = Registry.of(url, 1)
-        with pytest.raises(Refused, match="does not let this user read") as caught:
+        with pytest.raises(Refused, match="denies this user access") as caught:
             registry.latest("orders-value", None)
     assert seen == ["Basic bWU6aHVzaDdodXNo"]
     shown = f"{registry!r} {caught.value.message} {caught.value.hint} {caplog.text}"

@@ -260,7 +260,7 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_on
     assert headers == [([{"name": "of", "value": b"big"}],)]
     said = f"sink '{out}' at v{record.version}: the record with key 'big' of 2,000,"
     assert record.message.startswith(said)
-    assert record.message.endswith("bytes is larger than the topic takes (max.message.bytes 1,048,588)")
+    assert record.message.endswith("bytes exceeds the topic's max.message.bytes (1,048,588)")
     verify_app(stored)
 
     # As long as the topic takes none such, it waits; and then it is published, once.

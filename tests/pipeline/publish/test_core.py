@@ -136,7 +136,7 @@ def test_rows_that_are_gone_from_the_internal_topic_are_not_passed_over() -> Non
     runner = Runner(stage, Topic(broker, lambda: "", 10))
     runner.hear()
     runner.step()
-    with pytest.raises(Corruption, match=r"3 rows up to offset 2; the manifests up to v2 say 5"):
+    with pytest.raises(Corruption, match=r"3 rows up to offset 2; the manifests up to v2 have 5"):
         runner.step()
     assert (broker.published, broker.place) == ([], START)
 

@@ -103,7 +103,7 @@ def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path
     process = app.start()
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert f"Kafka has forgotten how far sink '{app.topic}' of stage 'numbers' was published" in errors
+    assert f"Kafka no longer has the position of sink '{app.topic}' of stage 'numbers'" in errors
 
 
 def forget(app: App) -> None:

@@ -157,7 +157,7 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     assert blamed(error) is None
     with pytest.raises(PySparkException) as caught:
         run_write(spark.range(1), WriteTask(places, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
-    assert "did not take messages" in str(caught.value)
+    assert "did not accept messages" in str(caught.value)
     assert blamed(caught.value) is None
 
 

@@ -45,8 +45,8 @@ def test_a_topic_that_takes_no_more_is_named_and_the_next_letters_are_not_held_u
     brokers, topic = open_kafka(kafka.bootstrap), f"dead-{uuid4().hex[:8]}"
     brokers.create_topics({topic: 1}, config={"max.message.bytes": "1000"})
     large = replace(LETTER, value=os.urandom(5_000))  # nothing makes these smaller
-    with pytest.raises(Refused, match=f"the topic of rejected records '{topic}' takes none") as refused:
+    with pytest.raises(Refused, match=f"cannot write to the topic of rejected records, '{topic}'") as refused:
         send_rejects(brokers, topic, [large], patience_s=30)
-    assert "nothing is lost: make room there, or name another topic" in refused.value.hint
+    assert "nothing is lost: make room in the topic, or name another" in refused.value.hint
     send_rejects(brokers, topic, [LETTER], patience_s=30)
     assert [message.value() for message in committed(brokers, topic)] == [b"ten"]

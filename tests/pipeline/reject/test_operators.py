@@ -151,7 +151,7 @@ def kept(spark: SparkSession) -> Iterator[DataFrame]:
 def failing(spark: SparkSession, frame: DataFrame, most: int = 100) -> dict[int, Failure]:
     operators = Operators(spark, most, lambda _count: None)
     operators.search(frame)
-    return {number >> 40: why for number, why in operators.found.items()}
+    return {number >> 40: why for number, why in operators.failures.items()}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

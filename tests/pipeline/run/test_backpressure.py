@@ -30,7 +30,7 @@ def backpressure(tmp_path: Path) -> Backpressure:
 
 
 def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
-    held = Pace(0, held=lambda: backpressure.planners.held("w"))
+    held = Pace(0, is_held=lambda: backpressure.planners.held("w"))
     for sent, consumed, waits in ((100, 0, False), (101, 0, True), (500, 300, True), (500, 400, False)):
         look(backpressure, {"w": writer(sent), "r": reader(consumed)})
         assert held.due() is not waits

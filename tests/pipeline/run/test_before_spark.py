@@ -78,7 +78,7 @@ def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhos
             "shop.py, line 2: SyntaxError: '(' was never closed",
             "fix",
         ),
-        (["import my_company_lib"], "No module named 'my_company_lib'", "install what has 'my_company_lib' for"),
+        (["import my_company_lib"], "No module named 'my_company_lib'", "install a package with 'my_company_lib' for"),
     ],
 )
 def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], said: str, hint: str) -> None:
@@ -96,9 +96,9 @@ def test_a_program_that_cannot_run_is_named_with_what_to_do(lines: list[str], sa
         (("--master", "local[x"), "the master is 'local[x'; expected local[4], local[*]"),
         (("--master", "lokal"), "the master is 'lokal'; expected local[4], local[*]"),
         (("--store", "gs://bucket/x"), "gs:// is not supported; expected s3://bucket/prefix or a local folder"),
-        (("--store", "S3:/slackwater"), "names no usable bucket"),
+        (("--store", "S3:/slackwater"), "has no valid bucket name"),
         (("--store", __file__), "is a file; expected s3://bucket/prefix or a local folder"),
-        (("--store", "C:\\state"), "is a path of Windows; expected s3://bucket/prefix or a local folder"),
+        (("--store", "C:\\state"), "is a Windows path; expected s3://bucket/prefix or a local folder"),
         (("--trigger", "10"), "10"),
         (("--max-records", "0"), "greater than or equal to 1"),
     ],

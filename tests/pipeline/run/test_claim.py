@@ -80,7 +80,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     send(memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
     delete(3, 0)
 
-    with pytest.raises(Gone, match=rf"would go on at offsets that are gone from Kafka: {events}\[0\] 0\.\.3\n"):
+    with pytest.raises(Gone, match=rf"would continue at offsets that are gone from Kafka: {events}\[0\] 0\.\.3\n"):
         refusing.check(old)
     claimed = accepting.claim(old, shape, 2)
     assert claimed.lost == {events: Lost(events, (0, 0), (3, 0))}
@@ -94,7 +94,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 
     # For a new stage nothing was lost on its way; it says what it begins without, before anything is claimed.
     refusing.check_shape(new, shape, *refusing.check(new))
-    unseen = f"stage 'new' is new and begins on {events}: it will not see {events}[0] 0..3, {events}[1] 0..2, gone from"
+    unseen = f"new stage 'new' on input {events} will not see {events}[0] 0..3, {events}[1] 0..2, gone from"
     assert [message for message in caplog.messages if unseen in message]
     begun = refusing.claim(new, shape, 5)
     assert (begun.inputs[events].offsets, begun.lost) == ((3, 2), {})
@@ -125,7 +125,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     for path in tmp_path.rglob("*.json"):
         os.utime(path, (1, 1))
     assert collect(store, app.name, Retention(versions=1), by="test").objects
-    with pytest.raises(Refused, match=r"'reader' was retired when it had read same up to v0, and the history of same"):
+    with pytest.raises(Refused, match=r"'reader' was retired after reading same up to v0, but the history of same now"):
         claimer.check(reader)
 
 

@@ -39,7 +39,7 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
 
     topic = sw.App("app")
     topic.stage(reads=sw.topic("by-n"), writes=sw.repartition("on", "n"), name="counts")(same)
-    with pytest.raises(Refused, match=r"'by-n' is a topic from outside the app now, .* by its stage 'legs'") as refused:
+    with pytest.raises(Refused, match=r"'by-n' is now a topic from outside the app; .* by its stage 'legs'") as refused:
         claimer(topic, store).check(topic.stages["counts"])
     assert "--rename-stage" not in refused.value.hint
 
@@ -47,13 +47,13 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
     channel = sw.App("app")
     channel.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="legs")(same)
     channel.stage(reads="by-n", writes=sw.repartition("on", "n"), name="totals")(same)
-    with pytest.raises(Refused, match=r"'by-n' is written by its stage 'legs' now, and was a topic from outside the"):
+    with pytest.raises(Refused, match=r"'by-n' is now written by its stage 'legs'; it was a topic from outside the"):
         claimer(channel, store).check(channel.stages["totals"])
 
     renamed = sw.App("app")
     renamed.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="hops")(same)
     renamed.stage(reads="by-n", writes=sw.repartition("on", "n"), name="counts")(same)
-    with pytest.raises(Refused, match="is written by 'hops' now, and was by 'legs'") as refused:
+    with pytest.raises(Refused, match="is now written by 'hops'; it was written by 'legs'") as refused:
         claimer(renamed, store).check(renamed.stages["counts"])
     assert "--rename-stage legs=hops" in refused.value.hint
 
@@ -144,4 +144,4 @@ def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
     app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
     shape = Shape({}, {}, ("k",), head.table, None, late_by=late_by)
     claimer(app, stored.store).check_shape(app.stages["stage"], shape, head, {})
-    assert ("stage app/stage knew no event time, and closes windows now" in caplog.text) == told
+    assert ("stage app/stage has event time from now on" in caplog.text) == told

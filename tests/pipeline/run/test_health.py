@@ -68,7 +68,7 @@ def test_a_jvm_that_does_not_answer_hangs_the_run() -> None:
     assert driver.health.hangs() == ()
     driver.clock.now += 5
     driver.health.looped()
-    assert driver.health.hangs() == ("Spark's JVM did not answer for 65 s",)
+    assert driver.health.hangs() == ("Spark's JVM has not answered for 65 s",)
     driver.health.spark(1)
     assert driver.health.hangs() == ()
 
@@ -79,7 +79,7 @@ def test_a_loop_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
         driver.clock.now += 1
         driver.health.spark(second)
         assert driver.health.hangs() == (
-            () if second < 180 else (f"the driver's loop did not come round for {second + 1} s",)
+            () if second < 180 else (f"the driver's loop has been stuck for {second + 1} s",)
         )
 
 
@@ -90,7 +90,7 @@ def test_a_long_batch_lives_while_its_tasks_end() -> None:
     driver.pass_time(600, busy=True)
     assert driver.health.hangs() == ()
     driver.pass_time(10, busy=True)
-    assert driver.health.hangs() == ("stage 's': no task of its batch ended for 610 s",)
+    assert driver.health.hangs() == ("stage 's': no task of its batch has ended for 610 s",)
     driver.pass_time(5, version=2)
     assert driver.health.hangs() == ()
 
@@ -119,7 +119,7 @@ def test_a_stage_that_begins_no_batch_though_records_wait_hangs_unless_it_is_hel
     driver.pass_time(600, records=7)
     assert driver.health.hangs() == ()
     driver.pass_time(15, records=7)
-    assert driver.health.hangs() == ("stage 's': records wait, and no batch began for 610 s",)
+    assert driver.health.hangs() == ("stage 's': records are waiting, but no batch has started for 610 s",)
     driver.held = True
     assert driver.health.hangs() == ()
 
@@ -139,9 +139,9 @@ def test_a_start_and_an_end_may_take_long_step_by_step() -> None:
         health.doing(step)
         clock.now += 599
         assert health.hangs() == ()
-    assert health.lacks() == ("no batches run: checking the program",)
+    assert health.lacks() == ("no batches are running: checking the program",)
     clock.now += 2
-    assert health.hangs() == ("checking the program: for 601 s",)
+    assert health.hangs() == ("checking the program for 601 s",)
 
 
 def test_a_runner_is_ready_while_its_stages_are_seen_to_be_its_own() -> None:
@@ -149,12 +149,12 @@ def test_a_runner_is_ready_while_its_stages_are_seen_to_be_its_own() -> None:
     driver.clock.now += 29
     assert driver.health.lacks() == ()
     driver.clock.now += 2
-    assert driver.health.lacks() == ("its stages were seen to be its own 31 s ago",)
+    assert driver.health.lacks() == ("ownership of its stages was last confirmed 31 s ago",)
     driver.health.checked()
     assert driver.health.lacks() == ()
     driver.health.ending()
     driver.health.doing("waiting for Spark to end")
-    assert driver.health.lacks() == ("no batches run: waiting for Spark to end",)
+    assert driver.health.lacks() == ("no batches are running: waiting for Spark to end",)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=30))
@@ -180,8 +180,8 @@ def test_probes_are_answered_beside_the_metrics() -> None:
     assert (ask("livez"), ask("readyz")) == ((200, "ok\n"), (200, "ok\n"))
     assert "slackwater_runner_live 1.0" in ask("metrics")[1]
     driver.clock.now += 100
-    assert ask("livez") == (503, "Spark's JVM did not answer for 100 s\n")
-    assert ask("readyz") == (503, "its stages were seen to be its own 100 s ago\n")
+    assert ask("livez") == (503, "Spark's JVM has not answered for 100 s\n")
+    assert ask("readyz") == (503, "ownership of its stages was last confirmed 100 s ago\n")
     found = ask("metrics")[1]
     assert "slackwater_runner_live 0.0" in found
     assert "slackwater_runner_ready 0.0" in found

@@ -120,8 +120,8 @@ def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_
         world.refusing.check(world.sends)
     said, hint = no.value.message, no.value.hint
     holds = ", ".join(f"{world.events}[{each}] 0..{count}" for each in range(partitions)) if count else "no records"
-    assert f"it was the one of id {former} with 2 partitions, read up to {world.events}[0]@5" in said
-    assert f"now it is the one of id {now} with {partitions} partition" in said
+    assert f"it had id {former} and 2 partitions, read up to {world.events}[0]@5" in said
+    assert f"now it has id {now} and {partitions} partition" in said
     assert said.endswith(f"and holds {holds}")
     assert f"slackwater reset {world.app.name} --topic {world.events} --to-earliest" in hint
     assert "--accept-loss" in hint
@@ -158,13 +158,13 @@ def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: Wor
     world.send(1, 0)
     former, now = world.make_again(world.channel, 2)
     for stage in (world.sends, world.reads):
-        with pytest.raises(AnotherTopic, match=f"id {former} .* it is the one of id {now}") as no:
+        with pytest.raises(AnotherTopic, match=f"id {former} .* now it has id {now}") as no:
             world.refusing.check(stage)
         assert "run the app with --accept-loss" in no.value.hint
         assert f"slackwater clone {world.app.name}@SNAPSHOT NAME" in no.value.hint
         world.accepting.check(stage)
     # Who reads it can only begin where its writer has begun.
-    with pytest.raises(AnotherTopic, match="'sends' writes it, and has to begin on it") as alone:
+    with pytest.raises(AnotherTopic, match="'sends' writes it, and has to start on it") as alone:
         world.accepting.claim(world.reads, SHAPE, 100)
     assert "run 'sends', too" in alone.value.hint
     sender = world.claim("sends").outputs["by-n"]
@@ -234,7 +234,9 @@ class TestWithoutIds:
         world.refusing.check(world.sends)
         world.make_again(world.events, 2)
         world.feed(12, 12, time_ms=20)
-        with pytest.raises(AnotherTopic, match=r"none of before 1970-01-01T00:00:00\.010Z, when the stage had read it"):
+        with pytest.raises(
+            AnotherTopic, match=r"none of them from before 1970-01-01T00:00:00\.010Z, when the stage last read it"
+        ):
             world.refusing.check(world.sends)
         world.accepting.check(world.sends)
         claimed = world.claim("sends").inputs[world.events]
@@ -247,7 +249,7 @@ class TestWithoutIds:
 
     def test_what_is_not_known_is_said(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
         world.refusing.check_shape(world.sends, SHAPE, *world.refusing.check(world.sends))
-        assert f"whether {world.events} stays the topic that was read is known from its offsets" in caplog.text
+        assert f"if {world.events} is deleted and created again, only offsets" in caplog.text
 
 
 def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) -> None:
@@ -255,7 +257,7 @@ def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) 
     world.read_all()
     log = world.kafka._topics[world.events][0].log  # an unclean election of a leader
     del log[3:]
-    with pytest.raises(Refused, match=r"\[0\] 3\.\.5 .* It is the same topic, by its id: Kafka has lost") as no:
+    with pytest.raises(Refused, match=r"\[0\] 3\.\.5 .* The topic's id is unchanged: Kafka has lost") as no:
         world.accepting.check(world.sends)
     assert not isinstance(no.value, AnotherTopic)
 
@@ -294,7 +296,7 @@ def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_no
             assert read.get(now, {}) == {each: count for each, count in enumerate(fed[now]) if count}
         elif what == "start":
             if not is_same:
-                with pytest.raises(AnotherTopic, match=f"it is the one of id {now}"):
+                with pytest.raises(AnotherTopic, match=f"now it has id {now}"):
                     world.refusing.check(world.sends)
             world.claim("sends")
             assert world.heads["sends"].inputs[world.events].topic_id == now

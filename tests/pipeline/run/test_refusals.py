@@ -150,7 +150,10 @@ def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_n
     for changes, said in (
         ({"key": "branch"}, r"its key columns are \(branch\), but the stored state has \(account\)"),
         ({"state": sw.aggregate(n=sw.count("x"))}, r"state is aggregate\(n=count\(x\)\), but was stored as"),
-        ({"state": None, "table": None, "writes": sw.repartition("out", "account")}, "kept state, and has none now"),
+        (
+            {"state": None, "table": None, "writes": sw.repartition("out", "account")},
+            "no longer keeps state, but has stored some",
+        ),
         ({"topic": other}, f"reads '{other}', but its stored state comes from '{shop.topic}'"),
     ):
         shop.refused(shop.program(**changes), Refused, said)  # type: ignore[arg-type]
@@ -177,7 +180,7 @@ def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
 def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
     begin_clone(shop.store, Cloning(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
-    shop.refused(shop.program(), Refused, "is a clone that was not finished")
+    shop.refused(shop.program(), Refused, "is incomplete")
 
 
 @pytest.mark.parametrize("stage", ["accounts", "totals"])
@@ -185,4 +188,4 @@ def test_a_program_does_not_run_over_the_state_of_a_query_of_sparks(shop: Shop, 
     checkpoint, cache = query(), SstCache(tmp_path / "cache", 1 << 30)
     commit(checkpoint, {})
     Tail(shop.store, cache, checkpoint, shop.name, stage, by="host:1").claim()
-    shop.refused(shop.program(), Refused, f"{stage} is the state of a query of Spark that slackwater is attached to")
+    shop.refused(shop.program(), Refused, f"{stage} is the state of a Spark query that slackwater is attached to")

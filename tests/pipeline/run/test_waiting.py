@@ -24,20 +24,20 @@ def stage(*records: int | None, upstream: str = "") -> StageLag:
     ("at", "state", "said"),
     [
         (stage(5), {"busy": True}, ""),
-        (stage(5), {"busy": True, "queued": True}, "its turn on the cores"),
+        (stage(5), {"busy": True, "queued": True}, "a free core"),
         (stage(5), {}, ""),
         (stage(None), {}, ""),
         (stage(5, None), {}, ""),
         (stage(0), {}, "new records of orders"),
         (stage(0, upstream="parse"), {}, "new records of parse"),
-        (stage(0), {"held": True}, "the end of a promotion"),
-        (stage(5), {"behind": True}, "its readers, which are behind"),
+        (stage(0), {"on_hold": True}, "the end of a promotion"),
+        (stage(5), {"readers_lag": True}, "its readers to catch up"),
         (stage(0), {"queued": True}, "new records of orders"),
     ],
 )
 def test_a_stage_says_what_it_waits_for_where_its_runner_knows(at: StageLag, state: dict[str, bool], said: str) -> None:
-    known = dict.fromkeys(("busy", "queued", "held", "behind"), False) | state
-    assert waits_for(at, **known) == said
+    flags = dict.fromkeys(("busy", "queued", "on_hold", "readers_lag"), False) | state
+    assert waits_for(at, **flags) == said
 
 
 @pytest.mark.spark

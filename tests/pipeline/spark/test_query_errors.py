@@ -9,14 +9,14 @@ AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: 
 @pytest.mark.parametrize(
     ("text", "told", "hint"),
     [
-        ("Python worker exited unexpectedly (crashed): \n", "was killed in the middle of a batch", "want of memory"),
+        ("Python worker exited unexpectedly (crashed): \n", "was killed during a batch", "memory ran out"),
         (
             "Python worker exited unexpectedly (crashed): Fatal Python error: Aborted\n\nCurrent thread:",
             "crashed: Aborted",
             "SLACKWATER_DEBUG=1",
         ),
         ("Python worker exited unexpectedly (crashed)\nFatal Python error: Aborted\n", "crashed: Aborted", "run again"),
-        ("Python worker failed to connect back.", "did not come up in time", "too busy"),
+        ("Python worker failed to connect back.", "did not start in time", "too busy"),
     ],
 )
 def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: str, hint: str) -> None:

@@ -117,7 +117,7 @@ def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same
 
 def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -> None:
     for options, error, words in (
-        ({"path": "flights"}, errors.Usage, "names no table"),
+        ({"path": "flights"}, errors.Usage, "is not a table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
         ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not the number"),
@@ -132,7 +132,7 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
     made = source(app)
     with pytest.raises(errors.NotFound, match="weight"):
         made.reader(StructType([StructField("weight", LongType())]))
-    with pytest.raises(errors.Usage, match="is bigint, and asked for as string"):
+    with pytest.raises(errors.Usage, match="is bigint, not string"):
         made.reader(StructType([StructField("delay", StringType())]))
 
 

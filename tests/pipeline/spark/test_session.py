@@ -42,18 +42,21 @@ KAFKA = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": PASSWORD}
         (("--conf", PASSWORD), "--conf takes KEY=VALUE; one of them has no '='"),
         (("--conf", "executor.memory=2g"), "'executor.memory' is not a setting of Spark"),
         (("--conf", "=2g"), "'' is not a setting of Spark"),
-        (("--conf", f"spark.x.secret={PASSWORD}\n"), "spark.x.secret has a character in its value"),
-        (("--conf", "spark.master=local[1]"), "spark.master is not said by --conf"),
-        (("--conf", "spark.submit.pyFiles=a.py"), "spark.submit.pyFiles is not said by --conf"),
-        (("--conf", "spark.submit.deployMode=cluster"), "`slackwater run` is the driver itself"),
-        (("--conf", "spark.sql.session.timeZone=Europe/Berlin"), "times in tables are UTC"),
+        (
+            ("--conf", f"spark.x.secret={PASSWORD}\n"),
+            "the value of Spark's setting spark.x.secret has an unprintable character",
+        ),
+        (("--conf", "spark.master=local[1]"), "spark.master cannot be set by --conf"),
+        (("--conf", "spark.submit.pyFiles=a.py"), "spark.submit.pyFiles cannot be set by --conf"),
+        (("--conf", "spark.submit.deployMode=cluster"), "`slackwater run` is itself the driver"),
+        (("--conf", "spark.sql.session.timeZone=Europe/Berlin"), "tables and sessions use UTC"),
         (("--py-files", "absent.py"), "no Python file named 'absent.py'; the nearest: absence.py"),
-        (("--py-files", "absence.py,"), "--py-files names a file of no name"),
-        (("--py-files", "hdfs://head/rules.zip"), "expected a file of this machine"),
+        (("--py-files", "absence.py,"), "--py-files has an empty file name"),
+        (("--py-files", "hdfs://head/rules.zip"), "expected a local file"),
         (("--py-files", "folder"), "--py-files folder is a folder"),
         (("--py-files", "rules.txt"), "expected a file that ends in .py, .zip, .egg"),
-        (("--py-files", "broken.zip"), "--py-files broken.zip is not a zip"),
-        (("--py-files", "absence.py", "--py-files", "folder/absence.py"), "Spark hands files on by their names"),
+        (("--py-files", "broken.zip"), "--py-files broken.zip is not a valid zip"),
+        (("--py-files", "absence.py", "--py-files", "folder/absence.py"), "Spark identifies files by their names"),
     ],
 )
 @pytest.mark.usefixtures("isolated")
@@ -89,10 +92,10 @@ def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"spark_conf": {"spark.master": "local[2]"}}, "spark.master is not said by spark_conf"),
+        ({"spark_conf": {"spark.master": "local[2]"}}, "spark.master cannot be set by spark_conf"),
         ({"spark_conf": {"executor.memory": "2g"}}, "spark_conf 'executor.memory' is not a setting of Spark"),
         ({"spark_conf": {"spark.executor.cores": 2}}, "spark_conf has 'spark.executor.cores': 2"),
-        ({"spark_conf": {"spark.sql.session.timeZone": "CET"}}, "times in tables are UTC"),
+        ({"spark_conf": {"spark.sql.session.timeZone": "CET"}}, "tables and sessions use UTC"),
         ({"py_files": ["rules.txt"]}, "no Python file named 'rules.txt'"),
     ],
 )
@@ -245,7 +248,7 @@ def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.Mon
     from slackwater.pipeline.spark.jvm import interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    with interpreter(on_this_machine=False, said="/opt/python"):
+    with interpreter(on_this_machine=False, configured="/opt/python"):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert "PYSPARK_PYTHON" not in os.environ
 

@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
     going.move(at(3, 20, 0))
     going.round()
-    assert "orders was deleted and made anew" in caplog.text
+    assert "orders was deleted and made again" in caplog.text
     first, second = index.all_of(store, "shop")
     assert (first.life, first.covered) == (1, (Extent(0, 0, 10),))
     assert (second.life, second.covered, second.topic_id) == (2, (Extent(0, 10, 20),), kafka.topic_id(TOPIC))
@@ -220,7 +220,7 @@ def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
     going.round()
     (state,) = going.states
-    assert f"topic {TOPIC!r} is another one than was read then" in state.error
+    assert f"topic {TOPIC!r} was deleted and created again since it was read" in state.error
     assert (newest(store).covered, newest(store).topic_id, newest(store).rows) == ((), former, 0)
 
 

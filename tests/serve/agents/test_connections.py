@@ -38,7 +38,7 @@ def process(written: FlightsApp, folder: Path, *options: str) -> AbstractContext
 def test_a_process_of_its_own(written: FlightsApp, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     with process(written, tmp_path, "--audit", str(audit)) as agent:
-        assert agent("apps") == {"apps": [APP], "next": "apps with app=NAME tells of one"}
+        assert agent("apps") == {"apps": [APP], "next": "call apps with app=NAME for details"}
         assert "C1" not in names(agent)
         assert agent("bisect", **BISECT)["first_bad"]["stage"] == "carriers"
         assert agent("query", app=APP, sql="SELECT count(*) AS n FROM carriers")["rows"] == [{"n": 3}]

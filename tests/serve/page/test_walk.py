@@ -136,7 +136,7 @@ def test_a_shorter_time_shows_each_commit(look: Open) -> None:
     page = look("#/flights", width=390)
     note = page.locator(".steps .note")
     expect(note).to_contain_text("of them shown")
-    page.get_by_role("button", name="Show a shorter time").click()
+    page.get_by_role("button", name="Zoom in").click()
     expect(note).not_to_contain_text("of them shown")
     page.keyboard.press("-")
     expect(note).to_contain_text("of them shown")

@@ -228,9 +228,9 @@ def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_
     assert [each.column for each in found.columns] == ["flights", "delay"]
     assert (len(found.changes), found.equal) == (0, False)
     assert found.unlike == (
-        "column late came to each of the two by a migration of its own: it is not compared",
-        "column mine is there before only",
-        "column its is there after only",
+        "column late was added by separate migrations: not compared",
+        "column mine exists only before",
+        "column its exists only after",
     )
 
 
@@ -244,7 +244,7 @@ def test_a_clone_migrates_by_itself(app: FlightsApp, cache: SstCache) -> None:
     before, after = (StoredCut(app.store, at(app, ref)) for ref in ("flights", "staging"))
     (found,) = diff(cache, before, after, table="aircraft")
     assert (found.added, found.removed, found.changed) == (0, 0, 0)
-    assert "column delay is called minutes after" in found.unlike
+    assert "column delay was renamed to minutes" in found.unlike
     done = migrated(app)
     assert done.number == 1
 
@@ -255,12 +255,12 @@ def test_a_diff_across_it_shows_what_changed_and_not_that_it_was_migrated(app: F
     for table in diff(cache, before, after):
         assert (table.added, table.removed, table.changed) == (0, 0, 0)
         assert table.unlike == (
-            "column delay is called minutes after",
-            "column late is there after only",
-            "column score is there after only",
+            "column delay was renamed to minutes",
+            "column late exists only after",
+            "column score exists only after",
         )
     (back, _) = diff(cache, after, before)
-    assert back.unlike[0] == "column minutes is called delay after"
+    assert back.unlike[0] == "column minutes was renamed to delay"
 
 
 def test_the_history_of_a_key_has_each_row_as_it_was_called_then(app: FlightsApp, cache: SstCache) -> None:

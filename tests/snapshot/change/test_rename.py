@@ -207,10 +207,10 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
     rename(app, {"aircraft": "planes"})
     with pytest.raises(Fenced, match="was renamed to planes"):
         app.step("aircraft")
-    with pytest.raises(Refused, match=r"was renamed at v.*: it is called planes since") as refused:
+    with pytest.raises(Refused, match=r"was renamed at v.*: its name is planes now") as refused:
         claim(app.store, app.name, "aircraft", writer="w", by="w", now_ms=1)
     assert "flights/aircraft@v" in refused.value.hint
-    with pytest.raises(Refused, match="it is called planes since"):
+    with pytest.raises(Refused, match="its name is planes now"):
         find_plan(app.store, program({}), {})
 
 
@@ -571,7 +571,9 @@ def test_a_stage_gets_another_name_when_all_of_its_sinks_is_published_and_begins
     draft = commit.successor(last, kind="batch", epoch=last.epoch, writer=last.writer, by="test", now_ms=last.time_ms)
     last = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
     called = {"carriers": "airlines"}
-    with pytest.raises(Refused, match="flights/carriers wrote for its sink 'alerts' is published yet: 2 rows to go"):
+    with pytest.raises(
+        Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
+    ):
         find_plan(app.store, program(called), {}, stages=called)
     published.note(app.store, last, "alerts", Place(last.version, 1, 2), None)
     rename(app, called)

@@ -20,7 +20,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
 from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import Known, Retention, StageKnown
+from slackwater.snapshot.gc.retention import AppState, Retention, StageState
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
@@ -162,7 +162,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     # The snapshot whose marker it cannot get is failed by name, and asked for again it is taken.
     assert open_requests(diamond.store, APP) == ()
     broken = asked is not None and find_snapshot(diamond.store, APP, "s") is None and inside != "a forgotten marker"
-    assert [each.startswith("s: stage 'joined' went on without v") for each in failures(diamond)] == [True] * broken
+    assert [each.startswith("s: stage 'joined' continued without v") for each in failures(diamond)] == [True] * broken
     request(diamond.store, APP, "again", "ada@host")
     settle(diamond)
     settle(diamond)
@@ -291,11 +291,13 @@ def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() 
         return " | ".join(each.message for each in found)
 
     assert "are lost; expected" in said(replace(head, lost={"even": replace(lost, rows=more)}))
-    assert "nothing says why" in said(replace(head, lost={}))
-    assert "what is lost goes from version" in said(replace(head, lost={"even": replace(lost, after=lost.after + 1)}))
-    assert "what is lost goes to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
+    assert "for no given reason" in said(replace(head, lost={}))
+    assert "the lost records are from version" in said(
+        replace(head, lost={"even": replace(lost, after=lost.after + 1)})
+    )
+    assert "the lost records are to offsets" in said(replace(head, lost={"even": replace(lost, ends=lost.starts)}))
     back = replace(at, lost=tuple(rows + 1 for rows in at.lost))
-    assert "stands on 'even' at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
+    assert "is at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
     assert "only a claim may do that" in said(replace(head, kind="batch"))
 
 
@@ -313,9 +315,9 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
 
     def held() -> int:
         """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
-        known = {stage: StageKnown(1, head, head.version + 1) for stage, head in app.heads.items()}
+        known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
-        return reachable(Known(10**15, known), Retention(versions=1), read).first("legs")
+        return reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
 
     stood = app.heads["aircraft"].inputs["by-aircraft"]
     with pytest.raises(Refused, match=topic):
@@ -366,9 +368,9 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
     assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
     begins = app.heads["legs"].version
     assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
-    assert cloned.unseen == f"what legs sent before its v{begins}, which is no part of this app's history any more"
+    assert cloned.unseen == f"rows that legs sent before v{begins}, which are no longer in this app's history"
     with pytest.raises(
-        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
+        Gone, match=r"would begin without rows that are gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
     ):
         entry("flights", (1, 0))
 
@@ -443,7 +445,9 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
         assert (find_snapshot(diamond.store, APP, one.name) is None) == (one.name in failed)
         if one.name not in failed:
             proved(diamond, f"{APP}@{one.name}")
-    assert all("gone from Kafka" in each or "went on without" in each for each in failures(diamond)), failures(diamond)
+    assert all("gone from Kafka" in each or "continued without" in each for each in failures(diamond)), failures(
+        diamond
+    )
     check_nothing_went_back_or_came_twice(diamond)
     proved(diamond)
     request(diamond.store, APP, "again", "ada@host")

@@ -69,12 +69,12 @@ def test_what_could_be_meant_is_let_through(sql: str) -> None:
         ("FROM streets; FROM towns", Usage, "expected one SQL statement, found 2"),
         ("DROP TABLE streets", Usage, "this is a DROP statement"),
         ("DROP TABLE new", Usage, "this is a DROP statement"),
-        ("FROM strets", Usage, "one table, of streets, towns, new; it names none of them"),
-        ("SELECT 1", Usage, "one table, of streets, towns, new; it names none of them"),
-        ("SELECT k FROM streets JOIN towns ON true", Usage, "it names streets and towns"),
+        ("FROM strets", Usage, "one table, of streets, towns, new; this one reads none of them"),
+        ("SELECT 1", Usage, "one table, of streets, towns, new; this one reads none of them"),
+        ("SELECT k FROM streets JOIN towns ON true", Usage, "this one reads streets and towns"),
         ("FROM streets JOIN elsewhere ON true", NotFound, "no table named 'elsewhere'"),
         ("FROM streets WHERE after_x = 1", NotFound, "no column named 'after_x'"),
-        ("SELECT change FROM streets", Usage, "named by their key: k is not among the columns"),
+        ("SELECT change FROM streets", Usage, "must return its key: k is not among the columns"),
         (
             "SELECT k FROM streets JOIN read_csv('/etc/passwd') ON true",
             SlackwaterError,
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_told_before_there_are_differences(sql: str, error: typ
 def test_a_column_that_the_differences_have_not_is_told_when_there_are_any(found: TableDiff) -> None:
     with pytest.raises(NotFound, match="no column named 'after_x'"):
         without(found, "FROM stage WHERE after_x = 1")
-    with pytest.raises(Usage, match="named by their key: k"):
+    with pytest.raises(Usage, match="must return its key: k"):
         without(found, "SELECT change FROM stage")
 
 

@@ -70,8 +70,8 @@ def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: S
     sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
     (found,) = diff(cold, *sides)
     assert found.unlike == (
-        "column v is int64 before and double after: it is not compared",
-        "column x is there after only",
+        "column v is int64 before and double after: not compared",
+        "column x exists only after",
     )
     assert [(each.column, each.differing, each.rate) for each in found.columns] == [("w", 1, 0.5)]
     assert not found.equal
@@ -85,14 +85,14 @@ def test_a_column_that_a_migration_added_is_compared_unless_asked_not_to(cold: S
     after = stage.put({(1,): (1, "row 1", 7), (2,): (2, "row two", 7)})
     sides = [StoredCut(stage.store, Cut("app", {"stage": each})) for each in (before, after)]
     (found,) = diff(cold, *sides)
-    assert found.unlike == ("column w is called called after", "column x is there after only")
+    assert found.unlike == ("column w was renamed to called", "column x exists only after")
     assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1), ("x", 2)]
     (found,) = diff(cold, *sides, ignore_new=True)
-    assert found.unlike == ("column w is called called after",)
+    assert found.unlike == ("column w was renamed to called",)
     assert [(each.column, each.differing) for each in found.columns] == [("v", 0), ("called", 1)]
     assert [(each.key, each.kind) for each in found.changes] == [({"k": 2}, "changed")]
     # The other way round a column has gone, which is told.
-    assert "column x is there before only" in diff(cold, *reversed(sides), ignore_new=True)[0].unlike
+    assert "column x exists only before" in diff(cold, *reversed(sides), ignore_new=True)[0].unlike
 
 
 def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:

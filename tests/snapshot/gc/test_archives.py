@@ -91,7 +91,7 @@ def test_why_an_object_of_an_archive_is_kept_or_not() -> None:
     kept = explain(store, APP, head.objects[0].object, DAY)
     assert (kept.kept, kept.reasons) == (
         True,
-        ("the input archive of orders has it: kept for as long as [retention] says (input)",),
+        ("the input archive of orders holds it, for as long as `input` under [retention] says",),
     )
     store.put(f"{PREFIX}01LITTER.parquet", b"litter")
     assert not explain(store, APP, "input/orders/01LITTER.parquet", DAY).kept
@@ -112,7 +112,9 @@ def test_an_archive_with_a_damaged_index_is_named_and_the_rest_is_collected() ->
     assert any(each.versions for each in done.stages)
     assert {info.key for info in store.list(PREFIX)} == before
     (said,) = done.damaged
-    assert said.startswith(f"nobody can tell what the input archive of {TOPIC} of {APP} holds, as its index is damaged")
+    assert said.startswith(
+        f"the content of the input archive of {TOPIC} of {APP} is unknown, because its index is damaged"
+    )
     assert key in said
     assert f"delete all under {PREFIX}" in said
-    assert f"nothing was collected of one archive: {said}" in str(maintenance.collected(done))
+    assert f"one archive was skipped: {said}" in str(maintenance.collected(done))

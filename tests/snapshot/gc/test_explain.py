@@ -35,7 +35,7 @@ def test_it_explains_why_an_object_stays_or_goes() -> None:
         True,
         "it is the newest version of its stage; retention keeps the newest 3 versions",
     )
-    pinned = "snapshot early pins it, or its records in flight and lineage need it"
+    pinned = "snapshot early pins it, or needs it for in-flight records and lineage"
     assert why(_key(early, "carriers")) == (True, pinned)
     old = early.stages["carriers"].ssts[0].object
     kept, reason = why(old)
@@ -47,7 +47,7 @@ def test_it_explains_why_an_object_stays_or_goes() -> None:
         for sst in app.version("carriers", 6).ssts
         if sst.object not in {one.object for one in early.stages["carriers"].ssts}
     )
-    assert why(between) == (False, "no version that stays names it, and carriers has committed without it since")
+    assert why(between) == (False, "no kept version names it, and carriers has committed without it since")
     assert why("app.json")[0]
     with pytest.raises(NotFound):
         why("stages/carriers/sst/none.parquet")

@@ -71,7 +71,7 @@ def test_a_join_of_a_table_and_what_comes_to_it(app: FlightsApp, cache: SstCache
 
 
 def test_records_that_only_kafka_has_need_kafka(app: FlightsApp, cache: SstCache) -> None:
-    with pytest.raises(Usage, match="6 records in flight on 'by-aircraft' are not kept") as refused:
+    with pytest.raises(Usage, match="6 in-flight records of 'by-aircraft' are in no snapshot") as refused:
         ask(app, cache, "SELECT * FROM inflight('by-aircraft')")
     assert "--kafka" in refused.value.hint
 

@@ -121,9 +121,9 @@ def test_a_table_is_read_and_changed_whatever_its_columns_are_called(
         ([".a"], "the first of them no dot"),
         (["a\nb"], "without control characters"),
         (["x" * 1025], "1 to 1,024 characters"),
-        (["Key", "kEY"], "have one name for Spark and DuckDB"),
-        (["straße", "STRASSE"], "have one name for Spark and DuckDB"),
-        (["_HASH"], "slackwater's own"),
+        (["Key", "kEY"], "differ only in case"),
+        (["straße", "STRASSE"], "differ only in case"),
+        (["_HASH"], "reserved by slackwater"),
     ],
 )
 def test_a_name_that_no_table_takes_is_said(names: list[str], why: str) -> None:

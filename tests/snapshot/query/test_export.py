@@ -58,7 +58,7 @@ def test_a_file_that_is_there_is_overwritten_only_when_that_is_said(
     path, log = tmp_path / "out.duckdb", tmp_path / "out.duckdb.wal"
     path.write_text("mine")
     log.write_text("what a client had not yet written into it")
-    with pytest.raises(Refused, match="is there already") as caught:
+    with pytest.raises(Refused, match="already exists") as caught:
         write(app, cache, path)
     assert "--force" in caught.value.hint
     assert path.read_text() == "mine"
@@ -100,5 +100,5 @@ def test_without_the_extension_the_page_is_refused_with_what_to_do(tmp_path: Pat
     nowhere = {"extension_directory": str(tmp_path), "custom_extension_repository": str(tmp_path)}
     with closing(duckdb.connect(config=nowhere)) as con, pytest.raises(Unavailable) as caught:
         load(con)
-    assert "extension `ui` is not on this machine and cannot be fetched" in caught.value.message
+    assert "extension `ui` is not on this machine and cannot be downloaded" in caught.value.message
     assert "slackwater export" in caught.value.hint

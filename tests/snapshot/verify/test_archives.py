@@ -43,7 +43,7 @@ def test_an_archive_is_counted_and_its_gaps_are_named(app: FlightsApp, deep: boo
     assert (found.topic, found.records, found.objects, found.gaps) == ("orders", 22, 2, ("[0]@10..20",))
     assert [each.checked for each in report.checks if each.check == "archives"] == [2]
     shown = [str(line) for line in verified(report)]
-    assert "it has a gap, orders[0]@10..20: what is read there, such as a replay, ends with an error" in shown
+    assert "it has a gap, orders[0]@10..20: reading it, for example in a replay, fails" in shown
 
 
 def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: FlightsApp) -> None:
@@ -60,7 +60,7 @@ def test_an_object_that_is_missing_or_cut_short_is_found_by_its_size(app: Flight
     [
         ({"rows": 9}, "has 12 records; expected 9"),
         ({"time_max_ms": 5_000}, "has records of other times"),
-        ({"extents": (Extent(0, 0, 10), Extent(1, 5, 6))}, "has records at [1]@6..7, which it does not say"),
+        ({"extents": (Extent(0, 0, 10), Extent(1, 5, 6))}, "has records at [1]@6..7, which its index lacks"),
         ({"checksum": "00"}, "expected checksum 00"),
     ],
 )

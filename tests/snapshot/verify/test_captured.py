@@ -62,7 +62,7 @@ RECORDS: dict[str, tuple[Records, tuple[int, ...], str]] = {
     "a record too few that the snapshot still counts": (
         lambda rows: rows.slice(1),
         (3, 2),
-        "it counts 5 records, and names objects with 4",
+        "it counts 5 records, but its objects have 4",
     ),
     "a record of another partition": (
         lambda rows: rows.set_column(1, "_partition", pa.array([1] * rows.num_rows, pa.int32())),
@@ -72,7 +72,7 @@ RECORDS: dict[str, tuple[Records, tuple[int, ...], str]] = {
     "a record behind the marker": (
         lambda rows: moved(rows, 2, 7),
         (3, 2),
-        r"has record by-right\[0\]@7\+0, which lies behind the marker at 6",
+        r"has record by-right\[0\]@7\+0, which is after the marker at 6",
     ),
     "a record from before": (
         lambda rows: moved(rows, 0, 1),
@@ -131,16 +131,16 @@ def test_a_kept_object_that_is_gone_or_cut_short_is_named(app: FanIn, deep: bool
 
 
 SPANS: dict[str, tuple[Callable[[Captured], tuple[Captured, ...]], str]] = {
-    "none of it": (lambda kept: (), "by-right to join: 5 records of versions 4 to 5 are in flight, and it keeps none"),
-    "fewer versions": (lambda kept: (replace(kept, after=4),), "it keeps records with after 4; the cut has 3"),
+    "none of it": (lambda kept: (), "by-right to join: 5 records of versions 4 to 5 are in flight, but it keeps none"),
+    "fewer versions": (lambda kept: (replace(kept, after=4),), "it keeps records with after 4; expected 3"),
     "more offsets": (
         lambda kept: (replace(kept, ends=(8, 8)),),
-        re.escape("it keeps records with ends (8, 8); the cut has (7, "),
+        re.escape("it keeps records with ends (8, 8); expected (7, "),
     ),
-    "another topic": (lambda kept: (replace(kept, topic="x"),), "it keeps records with topic x; the cut has by-right"),
+    "another topic": (lambda kept: (replace(kept, topic="x"),), "it keeps records with topic x; expected by-right"),
     "another channel's too": (
         lambda kept: (kept, replace(kept, channel="by-left", sender="left")),
-        "by-left to join: it keeps 5 records, and nothing is in flight",
+        "by-left to join: it keeps 5 records, but none are in flight",
     ),
 }
 
@@ -162,7 +162,7 @@ def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
     assert report(app, "bank@kept", deep=True).consistent
     half = read_snapshot(app.store, "bank", "kept")
     app.store.put(keys.note(keys.snapshots("bank"), "kept"), codec.encode(replace(half, channels=half.channels[:1])))
-    assert "by-right to join: 10 records of versions 6 to 6 are in flight, and it keeps none" in only(
+    assert "by-right to join: 10 records of versions 6 to 6 are in flight, but it keeps none" in only(
         report(app, "bank@kept")
     )
 

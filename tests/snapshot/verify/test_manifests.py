@@ -90,31 +90,31 @@ MANIFESTS: dict[str, tuple[str, int, Change, str]] = {
         "join",
         3,
         of_input("by-right", version=1),
-        "bank/join v3, input 'by-right': version 1 of 'right' is consumed; before it was 2",
+        "bank/join v3, input 'by-right': version 1 of 'right' is consumed; previously 2",
     ),
     "a clock gone back": (
         "join",
         3,
         lambda manifest: replace(manifest, time_ms=1_010),
-        "bank/join v3 was committed at 1010 ms; expected more than 1010",
+        "bank/join v3 was committed at 1010 ms; expected a time after 1010",
     ),
     "a watermark gone": (
         "join",
         2,
         lambda manifest: replace(manifest, event_time=EventTime(5)),
-        "bank/join v3 has the watermark None ms; expected 5, that of the one before, or more",
+        "bank/join v3 has the watermark None ms; expected at least 5, as in the previous version",
     ),
     "an epoch gone back": (
         "right",
         5,
         lambda manifest: replace(manifest, epoch=1),
-        "bank/right v5 has epoch 1; expected 2",
+        "bank/right v5 has epoch 1; expected at least 2",
     ),
     "an input gone": (
         "join",
         3,
         lambda manifest: replace(manifest, inputs={"by-left": manifest.inputs["by-left"]}),
-        "bank/join v3 has no input 'by-right'; the one before had",
+        "bank/join v3 has no input 'by-right'; the previous version had",
     ),
     "partitions gone": (
         "join",
@@ -148,13 +148,13 @@ MANIFESTS: dict[str, tuple[str, int, Change, str]] = {
         "join",
         3,
         of_input("by-left", offsets=(6, 5)),
-        r"join@v3 consumed by-left\[0\] up to 6, past the marker of snapshot 'good': expected 5 at most",
+        r"join@v3 consumed by-left\[0\] up to 6, past the marker of snapshot 'good': expected at most 5",
     ),
     "another schema": (
         "right",
         5,
         of_output("by-right", schema="amount long"),
-        "snapshot 'good', by-right to join: it keeps records with schema amount int; the cut has amount long",
+        "snapshot 'good', by-right to join: it keeps records with schema amount int; expected amount long",
     ),
 }
 
@@ -194,7 +194,7 @@ def test_another_stages_manifest_in_its_place_is_named(app: FanIn) -> None:
 def test_a_gap_in_the_history_is_found_deeply(app: FanIn) -> None:
     app.store.delete(keys.manifest("bank", "join", 3))
     found = report(app, "bank", deep=True)
-    assert f"{keys.manifest('bank', 'join', 3)} is missing: join has v2, and next v4" in only(found)
+    assert f"{keys.manifest('bank', 'join', 3)} is missing: join has v2, then v4" in only(found)
 
 
 def test_damage_to_an_old_version_is_found_deeply(app: FanIn) -> None:
@@ -217,7 +217,7 @@ def test_a_version_between_reader_and_sender_that_is_gone_is_found(app: FanIn) -
         (Sink("alerts-internal", 0, 7), None),
         (Sink("alerts-internal", 9, 1, rows=1, sent=5), "sink 'alerts': 1 rows written; expected 2"),
         (Sink("alerts-internal", 4, 1, rows=2, sent=5), "sink 'alerts': end went back from 5 to 4"),
-        (None, "bank/join v8 has no sink 'alerts'; the one before had"),
+        (None, "bank/join v8 has no sink 'alerts'; the previous version had"),
     ],
 )
 def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | None) -> None:
@@ -232,7 +232,7 @@ def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | No
         (SideTable(TABLE, rows=2, total=7, waiting=4), None),
         (SideTable(TABLE, rows=0, total=5, waiting=1), None),
         (SideTable(TABLE, rows=1, total=7, waiting=3), "1 rows added; expected 2"),
-        (SideTable(TABLE, rows=2, total=7, waiting=5), "5 wait; expected at most 4"),
+        (SideTable(TABLE, rows=2, total=7, waiting=5), "5 are waiting; expected at most 4"),
         (None, "bank/join v8 has no table of rejected records"),
     ],
 )

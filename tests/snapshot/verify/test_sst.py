@@ -184,7 +184,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
     ),
     "a row in the wrong partition": (
         lambda damage: damage.put(ordered(pa.concat_tables([damage.rows(), named(damage, elsewhere(damage))]))),
-        "are of several of 2 state partitions",
+        "span several of 2 state partitions",
     ),
     "a row beyond the hashes of its SST": (
         lambda damage: damage.put(
@@ -197,7 +197,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
     "a wrong hash": (rehashed, "its key hashes to"),
     "a key twice": (
         lambda damage: damage.put(damage.rows().take([0, 0, *range(1, damage.rows().num_rows)])),
-        "is there twice",
+        "occurs twice",
     ),
     "rows out of order": (
         lambda damage: damage.put(
@@ -205,7 +205,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
             hash_min=damage.sst.hash_min,
             hash_max=damage.sst.hash_max,
         ),
-        "is not in the order of (_hash, key)",
+        "is not sorted by (_hash, key)",
     ),
     "a row from the future": (
         lambda damage: damage.put(
@@ -264,7 +264,7 @@ def test_ssts_in_which_one_key_could_be_are_of_different_times(app: FlightsApp) 
     app.store.put(twin.object, app.store.get(head.ssts[0].object))
     app.store.put(keys.manifest("flights", STAGE, head.version), codec.encode(replace(head, ssts=(*head.ssts, twin))))
     (difference,) = report(app, deep=False).differences
-    assert "share hashes and versions" in difference.message
+    assert "overlap in hashes and versions" in difference.message
 
 
 def test_rows_of_a_version_are_newer_than_all_that_were_there() -> None:
@@ -443,11 +443,11 @@ def test_rows_are_in_order_and_once_across_blocks_and_never_otherwise(
     one, other = one % rows.num_rows, other % rows.num_rows
     if one == other:
         twice = rows.take([*range(one + 1), *range(one, rows.num_rows)])
-        assert any("is there twice" in fault for fault in faults(twice, entry(twice), block))
+        assert any("occurs twice" in fault for fault in faults(twice, entry(twice), block))
     else:
         order = list(range(rows.num_rows))
         order[one], order[other] = order[other], order[one]
-        assert any("is not in the order" in fault for fault in faults(rows.take(order), sst, block))
+        assert any("is not sorted by" in fault for fault in faults(rows.take(order), sst, block))
 
 
 def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp) -> None:

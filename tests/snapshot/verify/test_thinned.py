@@ -90,7 +90,7 @@ def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
     head = app.heads["carriers"].version
     gone = keys.manifest(app.name, "carriers", head - 1)
     app.store.delete(gone)
-    assert f"{gone} is missing: carriers has v{head - 2}, and next v{head}" in message(deeply(app))
+    assert f"{gone} is missing: carriers has v{head - 2}, then v{head}" in message(deeply(app))
 
 
 def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:

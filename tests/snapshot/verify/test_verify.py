@@ -54,7 +54,7 @@ def test_what_kafka_no_longer_has_is_told_and_is_no_difference(app: FanIn) -> No
     assert marked.not_reread[0] == "markers on by-left were not re-read: by-left[0]@4 is gone from Kafka"
     without = verify(app.store, "bank", now_ms=10**15, deep=True)
     assert without.consistent
-    assert without.not_reread[0].endswith("nothing says where Kafka is")
+    assert without.not_reread[0].endswith("no Kafka configured")
 
 
 def test_kafka_that_is_away_is_waited_for_once(app: FanIn) -> None:

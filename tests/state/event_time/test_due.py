@@ -217,14 +217,14 @@ def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
             "int64; expected a timestamp",
         ),
         (lambda: sw.update(waits, state=EMITS.remove(0), due="n", due_by="sun"), Usage, "due_by is 'sun'"),  # type: ignore[arg-type]
-        (lambda: Final(sw.aggregate(n=sw.count())).bind([ROWS], ("key",)), Usage, "without a window"),
+        (lambda: Final(sw.aggregate(n=sw.count())).bind([ROWS], ("key",)), Usage, "needs a window"),
         (
             lambda: Final(sw.update(waits, state=EMITS.remove(0))).bind([HOURLY], ("hour",)),
             Usage,
-            "function says itself",
+            "function decides what to emit",
         ),
         (lambda: sw.event_time(emits="last"), Usage, "'changes' or 'final'"),  # type: ignore[arg-type]
-        (lambda: sw.event_time(emits="final", late="keep"), Usage, "no window is ever final"),
+        (lambda: sw.event_time(emits="final", late="keep"), Usage, "would change windows that emits="),
     ],
 )
 def test_what_cannot_fall_due_is_refused_in_a_sentence(declared: object, error: type[Exception], said: str) -> None:

@@ -225,5 +225,5 @@ def test_a_side_without_a_watermark_and_a_join_in_a_function_are_refused() -> No
     app = sw.App("app")
     short = sw.table(ttl="1 day")
     app.stage(reads=(sw.topic("orders"), sw.topic("payments")), key="number", state=hourly, table=short)(both)
-    with pytest.raises(Refused, match="keeps what waits for a join"):
+    with pytest.raises(Refused, match="keeps rows that wait for a join"):
         shapes(app, spark)

@@ -258,7 +258,7 @@ def on(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
             Refused,
             "both have a column 'O'",
         ),
-        (lambda: Final(HOURLY).bind([ORDERS, PAYMENTS], KEY), Usage, "emits each pair once"),
+        (lambda: Final(HOURLY).bind([ORDERS, PAYMENTS], KEY), Usage, "emits each pair only once"),
         (
             lambda: sw.App("a").stage(
                 reads=sw.topic("t"), key="k", state=HOURLY, event_time=sw.event_time(late="table"), name="s"

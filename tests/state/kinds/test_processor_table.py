@@ -131,10 +131,10 @@ def test_a_variable_of_another_form_and_timers_of_another_time_are_another_state
 
     stage = stage_of(Scripted(value(), count), time_mode="ProcessingTime")
     stage.batch([row("a")])
-    with pytest.raises(Refused, match="column 'v' is list<struct<n: int64>> now"):
+    with pytest.raises(Refused, match="column 'v' is now list<struct<n: int64>>"):
         stage.migrate(sw.processor(Scripted(as_list), OUTPUT, time_mode="ProcessingTime"))
     for other in ("EventTime", "None"):
-        with pytest.raises(Refused, match=rf"its state is processor\(time_mode={other}\) now"):
+        with pytest.raises(Refused, match=rf"its state is now processor\(time_mode={other}\)"):
             stage.migrate(sw.processor(Scripted(value(), count), OUTPUT, time_mode=other))
 
 
@@ -232,17 +232,17 @@ def by_lists(handle: StatefulProcessorHandle, _made: Scripted) -> None:
     [
         (value("k"), {}, "'k' is part of the key already"),
         (value("_v"), {}, "'_v' starts with '_'"),
-        (value("timers"), {"time_mode": "EventTime"}, "the column of a key's timers"),
-        (value(ttl_ms=5), {"time_mode": "EventTime"}, "'v' has a time to live, which goes by the processing time"),
+        (value("timers"), {"time_mode": "EventTime"}, "the name of the column of timers"),
+        (value(ttl_ms=5), {"time_mode": "EventTime"}, "'v' has a time to live, which needs processing time"),
         (value(ttl_ms=0), {"time_mode": "ProcessingTime"}, "has a time to live of 0 ms"),
         (value(schema=struct()), {}, "value state 'v' cannot be kept"),
         (twice, {}, "asks for list state 'v' twice"),
         (uses, {}, "uses value state 'v', and there is no key yet"),
-        (calls, {}, "init\\(\\) asks its handle for registerTimer"),
+        (calls, {}, "init\\(\\) uses registerTimer of its handle"),
         (by_lists, {}, "the key of map state 'm' has the field 'words'"),
         (value(), {"order_by": "nothing"}, "no column"),
         (value(), {"initial_state": "t2"}, "no input"),
-        (value(), {"initial_state": "t"}, "takes one, and one with what keys begin with"),
+        (value(), {"initial_state": "t"}, "takes two: the rows, and the initial state of keys"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name_before_anything_is_written(
@@ -263,11 +263,14 @@ def test_a_mode_that_spark_has_not_or_that_means_nothing_here_is_refused(more: d
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (lambda made, _key, _rows: made.v.update(5), "int was given; expected a tuple of n"),
-        (lambda made, _key, _rows: made.v.update((1, 2)), "2 values were given; expected 1: n"),
-        (lambda made, _key, _rows: made.v.update(("x",)), "state variable 'v': a value of field 'n' is no int64"),
+        (lambda made, _key, _rows: made.v.update(5), "got int; expected a tuple of n"),
+        (lambda made, _key, _rows: made.v.update((1, 2)), "got 2 values; expected 1: n"),
+        (
+            lambda made, _key, _rows: made.v.update(("x",)),
+            "state variable 'v': a value of field 'n' does not fit int64",
+        ),
         (lambda made, _key, _rows: made.handle.getValueState("late", N), "asks for state variable 'late'"),
-        (lambda made, _key, _rows: made.handle.registerTimer(1), "has timers, and time_mode is 'None'"),
+        (lambda made, _key, _rows: made.handle.registerTimer(1), "has timers, but time_mode is 'None'"),
     ],
 )
 def test_what_a_class_may_not_do_it_is_told_by_name(rows: Rows, why: str) -> None:

@@ -39,5 +39,5 @@ def test_a_gap_lies_between_what_is_there(extents: list[Extent]) -> None:
 
 def test_what_is_no_set_is_named() -> None:
     found = wrong("covered", (Extent(0, 0, 5), Extent(0, 5, 9)))
-    assert [(each.field, each.found) for each in found] == [("covered[1]", "[0]@5..9")]
+    assert [(each.field, each.actual) for each in found] == [("covered[1]", "[0]@5..9")]
     assert next(wrong("covered", (Extent(0, 4, 4),))).field == "covered[0]"

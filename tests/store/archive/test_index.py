@@ -153,15 +153,15 @@ def test_an_endless_race_is_given_up() -> None:
         change(store, index.appended((), (Extent(0, head.number, head.number + 1),)))
         return index.appended((), (Extent(1, 0, 1),))(head)
 
-    with pytest.raises(CommitConflict, match="changed by others"):
+    with pytest.raises(CommitConflict, match="could not be changed: other processes"):
         change(store, overtaken)
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda head: replace(head, covered=()), "covered is (); expected what its objects have"),
-        (lambda head: replace(head, objects=(*head.objects, head.objects[0])), "an object that is not named before"),
+        (lambda head: replace(head, covered=()), "covered is (); expected all offsets of its objects"),
+        (lambda head: replace(head, objects=(*head.objects, head.objects[0])), "an object that is named once"),
         (
             lambda head: replace(
                 head, objects=(*head.objects, replace(head.objects[0], object="shop/input/orders/A.parquet"))
@@ -172,7 +172,10 @@ def test_an_endless_race_is_given_up() -> None:
             lambda head: replace(head, objects=(replace(head.objects[0], object="shop/stages/a/sst/A.parquet"),)),
             "a key like shop/input/orders/ULID.parquet",
         ),
-        (lambda head: replace(head, covered=(Extent(0, 0, 99), Extent(0, 50, 100))), "offsets behind those before"),
+        (
+            lambda head: replace(head, covered=(Extent(0, 0, 99), Extent(0, 50, 100))),
+            "offsets after the previous extent",
+        ),
     ],
 )
 def test_what_cannot_be_is_not_stored(wrong: object, says: str) -> None:
@@ -189,8 +192,8 @@ def test_an_index_that_is_damaged_or_of_another_is_named() -> None:
     key = f"{keys.archive_indexes(PREFIX)}{1:020}.json"
     data = store.get(key)
     store.put(key, data.replace(b'"rows":10', b'"rows":11'))
-    with pytest.raises(Corruption, match="its checksum is not"):
+    with pytest.raises(Corruption, match="it does not match its checksum"):
         index.newest(store, APP, TOPIC)
     store.put(key.replace("orders", "others"), data)
-    with pytest.raises(Corruption, match="holds what belongs under"):
+    with pytest.raises(Corruption, match="has the content of another object"):
         index.newest(store, APP, "others")

@@ -64,7 +64,7 @@ def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixtur
     patient.call(lambda: "answer")
     assert [(record.name, record.levelname) for record in caplog.records] == [("slackwater", "WARNING")] * 2
     away, back = caplog.messages
-    assert away == "S3 at home does not answer (cannot connect); trying again for 60 s"
+    assert away == "S3 at home does not answer (cannot connect); retrying for up to 60 s"
     assert back.startswith("S3 at home is back after 3")
     patient.call(away_until(clock, clock.now_s + 10))
     assert len(caplog.messages) == 4
@@ -117,7 +117,7 @@ def test_a_first_request_that_is_swallowed_is_told_before_it_ends_with_the_setti
     try:
         patient = Retry("S3 at home", 60, setting="AWS_ENDPOINT_URL", silent_s=0.01)
         assert patient.call(lambda: told.wait(30))
-        expected = "S3 at home has not answered for 0 s: is it running, and is its address right? It is that of AWS_"
+        expected = "S3 at home has not answered for 0 s: check that it is running, and its address in AWS_"
         assert caplog.messages[0].startswith(expected)
         assert caplog.messages[1].startswith("S3 at home is back after")
     finally:

@@ -15,7 +15,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.stats import Reads
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import NO_HASTE, Haste, multi_get
+from slackwater.store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -69,10 +69,10 @@ def look_up(
     ssts: tuple[Sst, ...],
     numbers: np.ndarray,
     reads: Reads,
-    haste: Haste = NO_HASTE,
+    read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> list[int | None]:
     keys = pa.table({"k": numbers})
-    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, haste=haste)
+    values, _ = multi_get(store, cache, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads, read_ahead=read_ahead)
     return values["v"].to_pylist()
 
 
@@ -123,11 +123,11 @@ def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_a
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
 ) -> None:
     store, ssts = table
-    haste = Haste(index_bytes=1 << 20, unfiltered=unfiltered)
+    read_ahead = ReadAhead(index_bytes=1 << 20, unfiltered=unfiltered)
     for number in [*range(7, 17), BASE_ROWS + 5]:
         nothing_is_known()
         reads, before = Reads(), store.bytes_read
-        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, haste)
+        (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, read_ahead)
         assert (None if found is None else found // 10) == (number if number < BASE_ROWS else None)
         assert reads.round_trips == trips - (unfiltered == 3 and found is None)
         assert reads.bytes == store.bytes_read - before < ssts[0].bytes / 8
@@ -138,8 +138,8 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
 ) -> None:
     store, ssts = table
     reads = Reads()
-    haste = Haste(index_bytes=1_000, unfiltered=1)
-    assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, haste) == [71]
+    read_ahead = ReadAhead(index_bytes=1_000, unfiltered=1)
+    assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, read_ahead) == [71]
     assert reads.round_trips == 3
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_index_that_came_with_the_footer_is_seen(tmp_path: Path) -> No
     data[sst.bytes - sst.footer_bytes - 600] ^= 1
     store.put(sst.object, bytes(data))
     with pytest.raises(Corruption, match="page index of row group 0"):
-        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), Haste(0, 1 << 20, 1))
+        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), ReadAhead(0, 1 << 20, 1))
 
 
 def test_a_hundred_keys_cost_less_than_their_row_groups(
@@ -227,7 +227,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
-    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].found
+    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].ranges
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 704_100)
@@ -241,7 +241,7 @@ def test_a_long_range_is_read_in_parts(
     monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
     (found,) = range_reads.read_all([(range_reads.RangeReader(store, base, reads), [(5, 350_005)])])
-    ((start, data),) = found.found
+    ((start, data),) = found.ranges
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 

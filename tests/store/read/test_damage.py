@@ -230,7 +230,7 @@ def test_any_damage_to_a_manifest_is_told_with_its_name(data: st.DataObject) -> 
 def test_a_number_that_turned_into_another_is_told() -> None:
     store = MemoryStore()
     store.put(KEY, codec.encode(MANIFEST).replace(b'"time_ms":30', b'"time_ms":31'))
-    with pytest.raises(Corruption, match="is not what was written") as error:
+    with pytest.raises(Corruption, match="was changed: it does not match") as error:
         history.read(store, "app", "stage", 3)
     check_told(error.value, KEY)
 

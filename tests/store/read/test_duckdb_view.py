@@ -177,7 +177,7 @@ def test_a_cursor_sees_all_rows_or_says_that_it_does_not(
     if cache.max_bytes:
         assert rows_of(con.cursor()) == rows_of(con)
     else:
-        with pytest.raises(duckdb.Error, match="ask the connection itself"):
+        with pytest.raises(duckdb.Error, match="use the connection itself"):
             rows_of(con.cursor())
 
 

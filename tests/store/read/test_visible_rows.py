@@ -25,7 +25,7 @@ NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1
 
 def keep(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
     """Begin with nothing found yet, of which so much is kept."""
-    monkeypatch.setattr(visible_rows, "_found", LRUCache(max_bytes, getsizeof=visible_rows._found.getsizeof))
+    monkeypatch.setattr(visible_rows, "_cached", LRUCache(max_bytes, getsizeof=visible_rows._cached.getsizeof))
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = hidden_rows(store, cache, ssts, ROUTES)
     assert {sst.seq_max: len(set(positions.tolist())) for sst, positions in found.items()} == {1: 50, 2: 50}
     # Two pairs have 50 positions of eight bytes, and one has none: names count, too.
-    assert len(visible_rows._found) == (0 if max_bytes == 100 else 1)
+    assert len(visible_rows._cached) == (0 if max_bytes == 100 else 1)
 
 
 def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

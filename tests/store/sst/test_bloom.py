@@ -160,7 +160,7 @@ def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None
     lost = min(rows, 120_000)
     data[at + 20 : at + lost] = bytes(lost - 20)
     store.put(written.object, bytes(data))
-    with pytest.raises(Corruption, match="the filter of row group 0 is not what was written") as error:
+    with pytest.raises(Corruption, match="the filter of row group 0 does not match its checksum") as error:
         RangedSst(store, written, KEYED, Reads()).find(hashes[:3])
     assert error.value.object_key == written.object
 
@@ -174,7 +174,7 @@ def test_an_sst_without_a_page_index_is_told(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(writer, "_with_checksums", lambda data: (data.to_pybytes(), 0, footer_bytes(data)))
         store = CountingStore(MemoryStore())
         foreign = put(store, np.sort(random_hashes(9, 50_000)))
-    with pytest.raises(Corruption, match="it tells of no page index") as error:
+    with pytest.raises(Corruption, match="it has no page index") as error:
         RangedSst(store, foreign, KEYED, Reads())
     assert error.value.object_key == foreign.object
 
@@ -219,4 +219,4 @@ def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pyt
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hashes)
     found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
-    assert any("the page index of row group 0 has other hashes than its rows" in fault for fault in found)
+    assert any("the page index of row group 0 does not match the hashes of its rows" in fault for fault in found)

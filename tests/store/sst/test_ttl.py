@@ -325,7 +325,7 @@ def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> N
     assert ttl.agree("s", Ttl(0, "at"), week) == week
     assert ttl.agree("s", None, None) is None
     for stored in (week, Ttl(0, "at")):
-        with pytest.raises(Refused, match="write time now, but the stored ones by column 'at'"):
+        with pytest.raises(Refused, match="write time, but stored rows by column 'at'"):
             ttl.agree("s", stored, Ttl(5))
 
 

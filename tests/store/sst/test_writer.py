@@ -256,7 +256,7 @@ def test_a_value_that_does_not_fit_its_type_is_refused() -> None:
 def test_one_key_twice_is_refused_with_the_key(value: float) -> None:
     table = Table((Column("x", "double"), Column("s", "string")), (Column("v", "int64"),), 1)
     rows = pa.concat_tables([state_rows(table, {(value, None): (1,)}, 1), state_rows(table, {(-value, None): (2,)}, 1)])
-    with pytest.raises(Refused, match=r"1 rows have the key of another row, such as \{'x': (0.0|nan), 's': None\}"):
+    with pytest.raises(Refused, match=r"1 rows repeat the key of another row, such as \{'x': (0.0|nan), 's': None\}"):
         writer.prepare(rows, table)
 
 

@@ -46,7 +46,7 @@ def test_what_lost_a_race_is_asked_again_and_made_of_the_version_that_was_first(
 
     made = amend(store, known, Amendment("compaction", requires=slip_in), by="c", now_ms=1)
     assert asked == [1, 2]
-    assert (made.before, made.manifest, made.changed) == (
+    assert (made.previous, made.manifest, made.changed) == (
         replace(known, version=2, kind="batch", time_ms=2, inputs={"t": Input("t", (1,), rows=1)}),
         head(store),
         True,
@@ -100,7 +100,7 @@ def test_each_try_is_told_of_with_all_that_was_taken(store: MemoryStore) -> None
             batch(store)
         return Stats(gets=1)
 
-    made = amend(store, known, Amendment("compaction", taken=Stats(gets=40)), by="x", now_ms=1, taken=taken)
+    made = amend(store, known, Amendment("compaction", cost=Stats(gets=40)), by="x", now_ms=1, take_stats=taken)
     assert made.manifest.version == 3
     assert made.manifest.stats == made.manifest.totals == Stats(gets=42)
 

@@ -59,7 +59,7 @@ def test_of_two_who_make_one_clone_the_later_finds_it_made_and_a_clone_that_was_
     store.delete(keys.cloning("staging"))
     create_app(store, STAGING, cloned=True)  # as whoever comes a moment later
     store.delete(keys.app_info("staging"))
-    with pytest.raises(Refused, match="was given up by somebody else"):
+    with pytest.raises(Refused, match="was removed by another process"):
         create_app(store, STAGING, cloned=True)
     assert list_apps(store) == ()
 

@@ -23,9 +23,9 @@ def next_of(head: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     ("kind", "done", "hint"),
     [
-        ("claim", "taken over", "let the newer runner go on, or stop it and start this one again"),
-        ("rescale", "rescaled", "start this one again: it goes on with the new number of state partitions"),
-        ("retire", "retired", "take it out of the program; a program that has it brings it back where it stopped"),
+        ("claim", "taken over", "let the newer runner continue, or stop it and start this one again"),
+        ("rescale", "rescaled", "start this one again: it continues with the new number of state partitions"),
+        ("retire", "retired", "remove it from the program; a program that has it again continues where it stopped"),
     ],
 )
 def test_a_fenced_writer_hears_what_was_done_by_whom_and_what_to_do(
@@ -61,7 +61,7 @@ def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None
         "stage app/stage was removed, or taken over long ago: its v1 is gone; this writer must stop"
     )
     assert caught.value.version == 1
-    assert caught.value.hint == "`slackwater status app` shows whether there is such an app"
+    assert caught.value.hint == "`slackwater status app` shows if the app still exists"
 
 
 def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> None:
@@ -81,5 +81,5 @@ def test_what_is_refused_of_a_retired_stage_says_how_it_comes_back() -> None:
     claimed(store)
     refused = is_retired(claimed(store, kind="retire"))
     assert isinstance(refused, Refused)
-    assert str(refused) == "stage app/stage is retired since v2: nothing of it is changed any more"
-    assert refused.hint == "a program that has the stage brings it back: slackwater run FILE"
+    assert str(refused) == "stage app/stage is retired since v2: it cannot be changed"
+    assert refused.hint == "to bring it back, run a program that has the stage: slackwater run FILE"

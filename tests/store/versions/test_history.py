@@ -85,32 +85,32 @@ def test_with_the_head_known_it_takes_one_request() -> None:
     head = history.head(store, "app", "stage")
     assert head is not None
     store.reset()
-    assert history.head(store, "app", "stage", known=head.version) is head
+    assert history.head(store, "app", "stage", hint=head.version) is head
     assert store.counts == {"get_range": 1}
 
 
 def test_with_a_version_known_that_was_not_read_it_takes_two_requests() -> None:
     store = store_of(50)
-    assert history.head(store, "app", "stage", known=50) == manifest(50)
+    assert history.head(store, "app", "stage", hint=50) == manifest(50)
     assert store.counts == {"get_range": 2}
 
 
 def test_with_the_version_before_known_it_takes_two_requests() -> None:
     store = store_of(50)
-    assert history.head(store, "app", "stage", known=49) == manifest(50)
+    assert history.head(store, "app", "stage", hint=49) == manifest(50)
     assert store.counts == {"get_range": 2}
 
 
 @pytest.mark.parametrize("known", [1, 40, 45, 46, 47, 48, 49, 50])
 def test_any_known_version_leads_to_the_head(known: int) -> None:
     store = store_of(50)
-    assert history.head(store, "app", "stage", known=known) == manifest(50)
+    assert history.head(store, "app", "stage", hint=known) == manifest(50)
     assert store.requests <= 6
 
 
 def test_a_known_version_of_an_app_that_was_made_anew_misleads_nobody() -> None:
     store = store_of(3)
-    assert history.head(store, "app", "stage", known=50) == manifest(3)
+    assert history.head(store, "app", "stage", hint=50) == manifest(3)
 
 
 def test_the_head_is_found_where_old_versions_were_collected() -> None:

@@ -36,7 +36,7 @@ def test_a_writer_commits_behind_a_version_unless_that_fences_it(kind: Traits) -
         commit(store, successor(after, kind="batch", epoch=first.epoch, writer="w", by="host:w", now_ms=3))
 
     if kind.fences:
-        with pytest.raises(Fenced, match=kind.taken) as told:
+        with pytest.raises(Fenced, match=kind.fate) as told:
             next_batch()
         assert told.value.hint
         assert after.epoch == first.epoch + 1

@@ -90,11 +90,11 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         {"s": {"by-aircraft": {"after": 5, "up_to": 4}}},
         "captured['s'] is",
     ),
-    "a stage that is there under two names": (("called",), "planes", "called is 'planes'; expected nothing, or the"),
+    "a stage that is there under two names": (("called",), "planes", "called is 'planes'; expected empty, or the"),
     "a name that a stage has and had": (
         ("formerly",),
         [{"stage": "aircraft", "version": 1}],
-        "formerly[0].stage is 'aircraft'; expected a name that the stage has not otherwise",
+        "formerly[0].stage is 'aircraft'; expected a name that appears once",
     ),
     "a name up to a version to come": (
         ("formerly",),
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         [{"version": 1, "to": 0}] * 2,
         "rewinds[1].version is 1; expected above 1, at most the version",
     ),
-    "another name for nothing": (("kind",), "rename", "formerly is (); expected the name up to this version"),
+    "another name for nothing": (("kind",), "rename", "formerly is (); expected the stage's name before this version"),
     "a thousand names": (("formerly",), [{"stage": f"s{n}", "version": 1} for n in range(1001)], "formerly is [{"),
     "a number for a text": (("stage",), 7, "stage is 7; expected 1 to 63 of a-z"),
     "a text for numbers": (("inputs", "by-aircraft", "rows"), "many", "inputs['by-aircraft'].rows is"),
@@ -151,7 +151,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(
     assert f"object '{head}' is not a readable Manifest: {said}" in error.value.message
     assert len(error.value.message) < 500
     assert error.value.message.isprintable()
-    assert error.value.hint == "put the object back from a backup or an older version of it"
+    assert error.value.hint == "restore the object from a backup or an older object version"
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,14 @@ OTHERS: dict[str, tuple[str, tuple[str | int, ...], Any, Callable[[ObjectStore],
         ("name",),
         "staging",
         lambda store: apps.read_app(store, "flights"),
-        "holds what belongs under 'staging/app.json'",
+        "has the content of another object, 'staging/app.json'",
     ),
     "a snapshot of another name": (
         "flights/snapshots/at-noon.json",
         ("name",),
         "other",
         lambda store: read_snapshot(store, "flights", "at-noon"),
-        "holds what belongs under 'flights/snapshots/other.json'",
+        "has the content of another object, 'flights/snapshots/other.json'",
     ),
     "a snapshot of version 0": (
         "flights/snapshots/at-noon.json",
@@ -251,7 +251,7 @@ def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: p
     monkeypatch.setattr(
         store, "get_range", lambda key, start, length: (asked.append(length), get_range(key, start, length))[1]
     )
-    with pytest.raises(Corruption, match="larger than any, which has at most 64 MiB and 2,097,152 values"):
+    with pytest.raises(Corruption, match="too large; expected at most 64 MiB and 2,097,152 values"):
         history.read_fresh(store, "app", "stage", 1)
     assert asked == [limits.MAX_OBJECT_BYTES + 1]
 
@@ -260,7 +260,7 @@ def test_what_has_more_values_than_any_can_have_is_not_parsed() -> None:
     store = MemoryStore()
     key = keys.manifest("app", "stage", 1)
     store.put(key, sealed({"attempts": [0] * (limits.MAX_OBJECT_VALUES + 2)}))
-    with pytest.raises(Corruption, match="larger than any"):
+    with pytest.raises(Corruption, match="too large"):
         history.read_fresh(store, "app", "stage", 1)
 
 
@@ -286,7 +286,7 @@ def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str
 
 
 def test_columns_that_differ_in_capitals_alone_are_refused_by_both() -> None:
-    with pytest.raises(Usage, match="columns 'delay' and 'Delay' have one name"):
+    with pytest.raises(Usage, match="columns 'delay' and 'Delay' differ only in case"):
         check_columns("stage 's'", ["delay", "Delay"])
 
 

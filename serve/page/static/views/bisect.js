@@ -1,4 +1,4 @@
-// From "the totals look wrong" to the commit and the records behind it: the moments that are checked, and what was found.
+// Bisect: the query for wrong rows, the evaluated moments, and the first bad commit with its records.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { events, path } from "../ask.js";
@@ -8,7 +8,7 @@ import { command, count, offsets, plural, printable, ref, shortened, textOf, val
 
 const MOST_KEYS = 20;
 
-// Outlives the view: whoever looks at rows meanwhile finds the search as it is.
+// The search's state belongs to the app, so that it survives a change of the view.
 export function Bisect(props) {
   const { route, me, search, setSearch, snapshots, say, here } = props;
   const [where, setWhere] = useState(route.where ?? "");
@@ -46,7 +46,7 @@ export function Bisect(props) {
       <textarea id="wrong" data-filter rows="2" value=${where} onInput=${(event) => setWhere(event.target.value)} spellcheck="false" placeholder="SELECT carrier FROM carriers WHERE delay > 100000"></textarea>
       <div class="row">
         <label>good at <select value=${good} onChange=${(event) => setGood(event.target.value)}><option value="">the beginning</option>${choices(snapshots, route, good).map((name) => html`<option value=${name} selected=${name === good}>${name}</option>`)}</select></label>
-        <span>bad at <strong>${route.at || "now"}</strong>, where the slider is</span>
+        <span>bad at <strong>${route.at || "now"}</strong>, the slider's moment</span>
         <span class="fill" />
         ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !here}>Start a bisect</button>` : ""}
       </div>
@@ -61,7 +61,7 @@ export function Bisect(props) {
 
 const choices = (snapshots, route, good) => [...new Set([...(snapshots?.snapshots ?? []).map((each) => each.name), route.against, good].filter(Boolean))];
 
-// `flights/carriers@v42` is the point carriers@v42 of the slider.
+// `flights/carriers@v42` is carriers@v42 on the slider.
 const atOf = (of) => (of ?? "").replace(/^[^/@]+[/@]/, "");
 
 const markOf = (answer) => ({ kind: "bisect", label: `${answer.stage} v${answer.first_bad.version}`, stage: answer.stage, version: answer.first_bad.version, time_ms: answer.first_bad.time_ms });
@@ -83,7 +83,7 @@ function Found({ answer, route, where }) {
     ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">a binary search assumes that the history turned from good to bad once; not every commit was checked</p>`}
     <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}.</p>
     <dl class="lineage"><div><dt>offsets it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
-      <div><dt>of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
+      <div><dt>offsets of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
     <${Cause} cause=${answer.cause} />
     <${Record} cause=${answer.cause} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
@@ -93,7 +93,7 @@ function Found({ answer, route, where }) {
   </section>`;
 }
 
-// A range of versions for each stage that may have done it.
+// The candidate versions, a range for each stage.
 function candidatesOf(ranges) {
   const commits = ranges.reduce((sum, { first, last }) => sum + last - first + 1, 0);
   return `One of ${plural(commits, "commit")}: ${ranges.map(({ stage, first, last }) => (first === last ? `${stage} v${first}` : `${stage} v${first} to v${last}`)).join(", ")}`;
@@ -101,13 +101,13 @@ function candidatesOf(ranges) {
 
 const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
 
-// Whether the sentence of a cause has a value of its evidence.
+// True if a cause's sentence already contains a value of its evidence.
 function isSaid({ sentence, evidence }, name, of) {
   if (name === "stage" || name === "version") return sentence.includes(`${evidence.stage}@v${evidence.version}`);
   return of.checksum ? sentence.includes(`${of.path} (xxh3_128 ${of.checksum})`) : sentence.split(/[,;:]?\s+/).includes(String(of));
 }
 
-// What is behind the commit, and what shows it; of a record, the record does.
+// The cause of the bad commit, and its evidence, unless that is a record, which is shown below.
 function Cause({ cause }) {
   if (!cause || cause.class === "unknown") return null;
   const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys", "how", "add"].includes(name) && !isSaid(cause, name, of));
@@ -116,7 +116,7 @@ function Cause({ cause }) {
     ${cause.records.length > 1 && html`<ol class="hops">${cause.records.slice(0, MOST_KEYS).map((each) => html`<li><code>${each}</code></li>`)}</ol>`}`;
 }
 
-// The record and its way; where the server has no program to run again, how to have it.
+// The record and its path through the stages; without a program on the server, the command that finds the record.
 function Record({ cause, record, route, where }) {
   if (!record?.address && cause && cause.class !== "unknown") return null;
   if (!record?.address) {

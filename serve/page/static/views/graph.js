@@ -1,4 +1,4 @@
-// Topics, stages and sinks as a graph: from left to right, or downwards where there is no room.
+// Topics, stages and sinks as a graph: from left to right, or downwards on a narrow page.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { address } from "../route.js";
@@ -9,11 +9,11 @@ const NARROW = { w: 210, h: 78, gap: 44, beside: 12 };
 const SMALL = 36;
 const MOST_NAMES = 24;
 const MOST_WIDE = 420;
-const LETTER = { stage: 8.4, other: 6.8 }; // as wide as a letter is on average
+const LETTER = { stage: 8.4, other: 6.8 }; // average width of a letter
 const BESIDE_NAME = 62; // the margin, and the version
 const ZOOMS = [0.25, 0.4, 0.6, 0.8, 1, 1.5];
 
-// Nodes with their depth, and edges between them, of what the stages say of themselves.
+// Nodes with their depth, and edges, derived from the stages' inputs and sinks.
 function graphOf(stages, tables) {
   const nodes = new Map();
   const edges = [];
@@ -44,9 +44,9 @@ function graphOf(stages, tables) {
   return { nodes: [...nodes].map(([id, node]) => ({ id, ...node, depth: depth.get(id) })), edges, tables };
 }
 
-// Where each node is. Nodes of one depth lie beside each other, in the order of those before them.
+// The position of each node. Nodes of one depth form a layer, in the order of their predecessors.
 function laidOut({ nodes, edges }, isDown, room) {
-  // Channels have their names between stages.
+  // Leave room for channel names between the stages.
   const longest = Math.max(0, ...edges.map((edge) => edge.name.length));
   const size = { ...(isDown ? NARROW : WIDE) };
   if (!isDown) size.gap = Math.min(200, Math.max(WIDE.gap, 20 + longest * 6.2));
@@ -58,7 +58,7 @@ function laidOut({ nodes, edges }, isDown, room) {
   let along = 0;
   const widest = Math.max(...layers.map((layer) => layer.length));
   const across = widest * ((isDown ? size.w : size.h) + size.beside) - size.beside;
-  // What does not fit begins where one looks first.
+  // A graph that does not fit is aligned at its start rather than centred.
   const isLarge = across > (isDown ? room : 900);
   for (const layer of layers) {
     const middle = (node) => {
@@ -94,7 +94,7 @@ export function Graph({ here, route, isNow, wanted }) {
   const isDown = room < 640;
   const { at, width, height } = laidOut(graph, isDown, room);
   const isDense = graph.edges.length > MOST_NAMES;
-  // The first stage that was looked for is brought into the part that is seen.
+  // Scroll to the first stage that matches the search.
   const first = wanted && graph.nodes.find((node) => node.kind === "stage" && wanted.has(node.name));
   useEffect(() => {
     if (!first) return;
@@ -125,13 +125,13 @@ function Edge({ edge, from, to, isDown, isDense, waiting }) {
   const d = isDown ? `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2 - 2}` : `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 2} ${y2}`;
   const [x, y] = [(x1 + x2) / 2, (y1 + y2) / 2];
   const behind = edge.input ? edge.input.records : edge.sink?.rows;
-  // A marker is on the way where the sender has recorded its version, and the reader awaits it.
+  // A marker is in flight if the sender has recorded its version and the reader still awaits the marker.
   const markers = (waiting ?? []).filter((each) => isOnTheWay(each, edge));
   return html`<g class="edge">
     <path d=${d} marker-end="url(#tip)">${edge.name && html`<title>${edge.name}</title>`}</path>
     ${edge.name && !isDense && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
     ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${plural(behind, edge.input ? "record" : "row")} waiting</text>`}
-    ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of ${each.name} is on its way</title></g>`)}
+    ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of snapshot ${each.name} is in flight</title></g>`)}
   </g>`;
 }
 
@@ -156,12 +156,12 @@ function Node({ node, box, route, tables, isNow, waiting, isDim }) {
     <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, Math.floor((w - BESIDE_NAME) / LETTER.stage) + 1)}<title>${stage.stage}</title></text>
     <text class="version" x=${x + w - 12} y=${y + 25} text-anchor="end">v${stage.version}</text>
     ${lines.map((line, number) => html`<text class="line" x=${x + 14} y=${y + 46 + number * 17}>${line}</text>`)}
-    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "whether it runs is not known" : "not running"}</title></circle>`}
-    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of ${each.name}</title></path>`)}`;
+    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "run state unknown" : "not running"}</title></circle>`}
+    ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of snapshot ${each.name}</title></path>`)}`;
   return table
     ? html`<a class=${`node stage ${isDim ? "dim" : ""}`} href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`
     : html`<g class=${`node stage ${isDim ? "dim" : ""}`}>${body}</g>`;
 }
 
-// Names that begin alike often differ at their end.
+// Cut in the middle: names with a common prefix often differ at the end.
 const short = (text, most) => (text.length > most ? `${text.slice(0, Math.ceil((most - 1) * 0.6))}…${text.slice(-Math.floor((most - 1) * 0.4))}` : text);

@@ -1,4 +1,4 @@
-// What became of one key: its columns over time, and each change with the offsets behind it.
+// The history of one key: its columns over time, and each change with the offsets that the version read.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
@@ -24,7 +24,7 @@ export function Key({ route, live, here }) {
       <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table, types) })}>bisect</a></div>
     <${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && !changes.length && html`<${Empty}>No version that is kept has a row of this key.<//>`}
+    ${asked.data && !changes.length && html`<${Empty}>No stored version has a row with this key.<//>`}
     ${changes.length > 0 && html`
       <${Plot} changes=${changes} types=${types} route=${route} />
       ${here && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
@@ -32,9 +32,9 @@ export function Key({ route, live, here }) {
     <${Command} line=${command("history", route.app, table ?? "", key)} />`;
 }
 
-// A condition to begin a bisect with, for somebody to change: the column that jumped most, measured by its usual steps,
-// has the value that it jumped to. A count that goes up by a few with each batch jumps less than a sum that runs away.
-// Where no number changed, it is the column that changed last.
+// Suggests a query for a bisect: a threshold for the column with the largest step, relative to its usual steps. A counter
+// that grows with each batch has a smaller jump than a sum that runs away. If no number changed, the query tests the column
+// that changed last.
 export function suggested(data, table, types) {
   const rows = (data?.changes ?? []).map((change) => change.after).filter(Boolean).reverse();
   const newest = rows.at(-1);
@@ -48,8 +48,8 @@ export function suggested(data, table, types) {
   return `SELECT ${Object.keys(data.key).map(identifier).join(", ")} FROM ${identifier(table)} WHERE ${[...keys, wrong].join(" AND ")}`;
 }
 
-// Where a column first made a step that is large for it (a quarter of its largest, at least): `times` its usual one. The
-// limit lies between the values on both sides of that step.
+// The first large step of a column (at least a quarter of its largest), as a multiple, `times`, of its usual step. The
+// limit lies between the values before and after that step.
 function jumpOf(name, values) {
   const steps = values.slice(1).map((of, at) => of - values[at]);
   const sizes = steps.map(Math.abs);
@@ -62,7 +62,7 @@ function jumpOf(name, values) {
   return { name, times, sign: steps[first] > 0 ? ">" : "<", limit: !values.every(Number.isInteger) ? middle : steps[first] > 0 ? Math.floor(middle) : Math.ceil(middle) };
 }
 
-// Loaded once it is needed; no module of its own.
+// uPlot, loaded on first use; it is not an ES module.
 let plots;
 const loaded = () =>
   (plots ??= new Promise((resolve, reject) => {
@@ -79,7 +79,7 @@ function columnsOf(changes, types) {
 // Step lines: a value holds until the next change.
 function Plot({ changes, types, route }) {
   const names = useMemo(() => columnsOf(changes, types), [changes, types]);
-  const [hidden, setHidden] = useState(() => new Set(names.slice(INKS.length))); // as many as there are colours
+  const [hidden, setHidden] = useState(() => new Set(names.slice(INKS.length))); // as many columns as there are colours
   const [at, setAt] = useState(null);
   const box = useRef(null);
   const oldest = useMemo(() => [...changes].reverse(), [changes]);
@@ -100,7 +100,7 @@ function Plot({ changes, types, route }) {
       const axis = { stroke: words, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "11px system-ui" };
       const long = oldest.at(-1).time_ms - oldest[0].time_ms;
       const times = (_plot, splits) => splits.map((s) => tick(s * 1000, long));
-      // As wide as its longest number, which uPlot asks for once it knows them: 1,000,000,000 is cut by any fixed width.
+      // Compute the axis width from the labels: a fixed width would cut 1,000,000,000.
       const pen = document.createElement("canvas").getContext("2d");
       pen.font = axis.font;
       const wide = (_plot, labels) => Math.ceil(Math.max(40, ...(labels ?? []).map((label) => pen.measureText(label ?? "").width + 24)));
@@ -166,12 +166,12 @@ function Change({ change, route }) {
   return html`<tr>
     <td><${Time} ms=${change.time_ms} /></td>
     <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
-    <td>${what}${change.gap ? ", by several versions that are gone" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
+    <td>${what}${change.gap ? ", by several versions that were thinned out" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
     <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
   </tr>`;
 }
 
-// The offsets that a version read; and on demand those of users' topics that these came from.
+// The offsets that a version read, and on demand the offsets of users' topics from which they derive.
 export function Behind({ app, stage, version, windows }) {
   const [isOpen, setOpen] = useState(false);
   const found = useAsked(isOpen ? query(path("apps", app, "lineage"), { stage, version }) : "");

@@ -1,4 +1,4 @@
-// Rejected and late records, the log, and what an app costs.
+// Rejected and late records, the log, and costs.
 
 import { html } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
@@ -52,11 +52,11 @@ export function Cost({ route, live, here }) {
   return html`<${Problem} problem=${asked.problem} />
     ${found && html`<dl class="figures">
       <div><dt>tables, newest version</dt><dd>${size(found.total.table_bytes)}</dd></div>
-      <div><dt>files (SSTs) of these</dt><dd>${count(objects)}</dd></div>
+      <div><dt>SSTs of these tables</dt><dd>${count(objects)}</dd></div>
       <div><dt>stored, all history included</dt><dd>${size(found.total.stored_bytes)}</dd></div>
-      <div><dt>cost of a month at this rate</dt><dd>${money(found.total.monthly_cost)}</dd></div>
+      <div><dt>monthly cost at this rate</dt><dd>${money(found.total.monthly_cost)}</dd></div>
     </dl>
-    <${Grid} label="Cost by stage" empty="" columns=${[["stage"], ["GET/h", "right"], ["PUT/h", "right"], ["LIST/h", "right"], ["read/h", "right"], ["written/h", "right"], ["tables", "right"], ["stored", "right"], ["a month", "right"]]}
+    <${Grid} label="Cost by stage" empty="" columns=${[["stage"], ["GET/h", "right"], ["PUT/h", "right"], ["LIST/h", "right"], ["read/h", "right"], ["written/h", "right"], ["tables", "right"], ["stored", "right"], ["per month", "right"]]}
       rows=${[...found.stages, found.total].map((each) => [each.stage, ...(each.counted_ms ? [count(each.gets), count(each.puts), count(each.lists), size(each.bytes_read), size(each.bytes_written)] : ["–", "–", "–", "–", "–"]), size(each.table_bytes), size(each.stored_bytes), money(each.monthly_cost)])} />
     <p class="note">Requests and bytes are per hour of running, measured over the last day${found.total.counted_ms ? "" : "; the app committed nothing in that time"}. ${plural(found.stages.length, "stage")}.</p>`}
     <${Command} line=${command("status", route.app, "--cost", "--since", "1d")} />`;

@@ -1,4 +1,4 @@
-// A table at the moment, and how each row was at another one.
+// A table at the moment, optionally compared with another moment.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
@@ -22,12 +22,12 @@ export function Rows(props) {
     <${route.where ? Queried : route.key ? One : Paged} key=${table} ...${props} table=${table} />`;
 }
 
-// By key, or by a condition in SQL.
+// Filters by key, or by a SQL condition.
 function Filter({ route, table, me }) {
   const [kind, setKind] = useState(route.where ? "where" : "key");
   const [text, setText] = useState(route.where || route.key || "");
   const submitted = useRef("");
-  // What comes from the address replaces what is typed, but not what was typed since it was submitted.
+  // A new filter in the URL replaces the text, except for the one that was submitted here.
   useEffect(() => {
     const given = route.where || route.key || "";
     if (given !== submitted.current) setText(given);
@@ -50,10 +50,10 @@ function Filter({ route, table, me }) {
 
 const ofMoment = (other) => (other ? { against: moment(other).ref, against_stage: moment(other).stage } : {});
 
-// `delay` is by that column, the lowest first; `-delay` has the highest first. NULL is last in both.
+// `delay` sorts ascending by that column, `-delay` descending. NULL is last in both.
 const orderOf = (order) => (order ? { by: order.replace(/^-/, ""), isDown: order.startsWith("-") } : null);
 
-// Highest numbers first, since what is wrong is large; then lowest first; then as stored.
+// Numbers: descending first, since wrong values tend to be large; then ascending; then in storage order.
 function nextOrder(order, { name, type }) {
   const turns = isNumber(type) ? [`-${name}`, name, ""] : [name, `-${name}`, ""];
   return turns[(turns.indexOf(order) + 1) % turns.length];
@@ -69,7 +69,7 @@ function Paged(props) {
   const changed = (found?.changes ?? []).filter(Boolean).length;
   const isWhole = found && starts.length === 1 && found.next == null;
   const canSort = isWhole || me.verbs.includes("sql");
-  // Rows of one page in an order would be passed off as those of the table: SQL has the first ones of all.
+  // Sorting one page would look like sorting the table, so let SQL sort all rows.
   if (found && route.order && !isWhole && !isDiffering) return html`<${Queried} ...${props} />`;
   const line = route.against
     ? command("diff", ref(route.app, route.against), ref(route.app, route.at), "--table", table)
@@ -87,8 +87,8 @@ function Paged(props) {
     <${Command} line=${line} />`;
 }
 
-// What of the table is shown. How many rows it has in all is known at most: a key that was written again counts for each
-// file that has it, until files are merged.
+// The shown part of the table. Only an upper bound of the number of rows is known: a key counts once for each file that
+// has it, until files are merged.
 function pageOf({ rows, keys_at_most: most }, page, isWhole) {
   if (isWhole) return rows.length === 1 ? "1 row, all of the table" : `${count(rows.length)} rows, all of the table`;
   return `page ${page} with ${plural(rows.length, "row")}, in no order; the table has at most ${count(most)} (a row that was written again counts again until files are merged)`;
@@ -126,12 +126,12 @@ function Queried({ route, at, table, live, isNow }) {
   const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
   return html`<${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
-    ${asked.data && html`<p class="note">${asked.data.cut_off ? `the first ${count(asked.data.rows.length)} rows; there are more` : plural(asked.data.rows.length, "row")}${order ? `, by ${order.by}, ${order.isDown ? "highest" : "lowest"} first` : ""}${route.against ? "; not compared: rows of a query are not" : ""}</p>
+    ${asked.data && html`<p class="note">${asked.data.cut_off ? `the first ${count(asked.data.rows.length)} rows; there are more` : plural(asked.data.rows.length, "row")}${order ? `, by ${order.by}, ${order.isDown ? "highest" : "lowest"} first` : ""}${route.against ? "; query results are not compared with another moment" : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${{ columns, rows: asked.data.rows }} route=${route} table=${table} isBusy=${asked.isBusy} canSort=${true} />`}
     <${Command} line=${command("query", ref(route.app, route.at), `${sql} LIMIT ${LIMIT}`)} />`;
 }
 
-// All rows that differ, however many others there are: that costs what was written between the two.
+// All rows that differ. The cost depends on the rows written between the two moments, not on the table's size.
 function Differing({ route, at, table, live, isNow, columns, onBack }) {
   const [one, other] = [moment(route.against), at];
   const between = { before: one.ref, before_stage: one.stage, after: other.ref, after_stage: other.stage, table, limit: LIMIT };
@@ -146,10 +146,10 @@ function Differing({ route, at, table, live, isNow, columns, onBack }) {
     <div class="pages"><button type="button" onClick=${onBack}>All rows</button></div>`;
 }
 
-// Rows as text. What differs from the other moment stands beside what it was.
+// Rows as text, with old values next to those that differ from the other moment.
 export function Table({ label, found, route, table, isBusy = false, canSort = false }) {
   const { columns, rows, changes = [], before = [] } = found;
-  if (!rows.length) return html`<${Empty}>There is no row here.<//>`;
+  if (!rows.length) return html`<${Empty}>No rows.<//>`;
   const pinned = columns.find((column) => column.key);
   const order = orderOf(route.order);
   const heading = (each) => html`${printable(each.name)}${each.key && html`<span class="keymark" title="key"> key</span>`}`;
@@ -167,7 +167,7 @@ const SIGN = { added: "+", removed: "−", changed: "~" };
 function Row({ columns, row, change, was, withChange, route, table }) {
   const first = columns.find((column) => column.key);
   return html`<tr class=${change || ""}>
-    ${withChange && html`<td class="sign" title=${change || "the same"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
+    ${withChange && html`<td class="sign" title=${change || "unchanged"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
     ${columns.map((each) => {
       const text = value(row[each.name]);
       const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;

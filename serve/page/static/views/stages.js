@@ -1,4 +1,4 @@
-// How the stages stand at the moment: the graph, and the same in figures; sinks.
+// The stages at the moment, as a graph and as a table; sinks.
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Command, Empty, Grid, Time } from "../parts.js";
@@ -22,10 +22,10 @@ export function Stages({ route, here, isNow, isPart, tables }) {
       ${text && html`<span class="note" role="status">${count(stages.length)} of ${plural(here.stages.length, "stage")}</span>`}</form>`}
     <${Graph} here=${here} route=${route} isNow=${isNow} wanted=${text.trim() ? new Set(stages.map((stage) => stage.stage)) : null} />
     ${here.waiting.length > 0 && html`<${Waiting} waiting=${here.waiting} />`}
-    <${Grid} label="Stages" empty=${text ? "No stage has a name with these letters." : "No stage has committed yet."} columns=${[["stage"], ["version", "right"], ["committed"], ["rows in last batch", "right", "read by the newest version"], ["keys", "right", "at most: a key counts once for each file that has it, until files are merged"], ["SSTs", "right", "files of the table"], ["size", "right"], ["records not read yet", "", "of each input"], ["watermark"], ["late", "right", "records that no table counts, because they came after the watermark"], ["rejected", "right", "records that the stage could not read"]]}
+    <${Grid} label="Stages" empty=${text ? "No stage name contains this text." : "No stage has committed yet."} columns=${[["stage"], ["version", "right"], ["committed"], ["rows in last batch", "right", "read by the newest version"], ["keys", "right", "at most: a key counts once for each file that has it, until files are merged"], ["SSTs", "right", "files of the table"], ["size", "right"], ["records not read yet", "", "of each input"], ["watermark"], ["late", "right", "records that no table counts, because they came after the watermark"], ["rejected", "right", "records that the stage could not read"]]}
       rows=${stages.map((stage) => [stage.stage, `v${stage.version}`, html`<${Time} ms=${stage.time_ms} />`, count(stage.rows), stage.keys == null ? "–" : `${stage.keys_exact ? "" : "≤ "}${count(stage.keys)}`, count(stage.ssts), size(stage.bytes), unread(stage), html`<${Time} ms=${stage.watermark_ms} />`, count(stage.late), count(stage.rejected)])} />
     ${sinks.length > 0 && html`<h2>Sinks</h2><${Grid} label="Sinks" empty="" columns=${[["sink"], ["stage"], ["rows for it", "right", "since the stage began"], ["published up to", "right"], ["not published yet"]]}
-      rows=${sinks.map(([stage, sink]) => [sink.name, stage.stage, count(sink.sent), !isNow ? "known of now only" : sink.place == null ? "–" : `v${sink.place}`, !isNow ? "–" : sink.rows ? `${plural(sink.rows, "row")}, ${plural(sink.versions, "version")}` : "0"])} />`}
+      rows=${sinks.map(([stage, sink]) => [sink.name, stage.stage, count(sink.sent), !isNow ? "known only for now" : sink.place == null ? "–" : `v${sink.place}`, !isNow ? "–" : sink.rows ? `${plural(sink.rows, "row")}, ${plural(sink.versions, "version")}` : "0"])} />`}
     <${Command} line=${line} />`;
 }
 

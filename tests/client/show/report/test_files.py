@@ -62,7 +62,7 @@ def test_the_answer_for_machines_is_the_same_with_a_report(tmp_path: Path) -> No
         (["--report", "out.pdf"], 2, "expected a name that ends with .html"),
         (["--md", "out.html"], 2, "expected a name that ends with .md"),
         (["--report", "nowhere/out.html"], 1, "no folder nowhere"),
-        (["--show-values"], 2, "give --report FILE or --md FILE with it"),
+        (["--show-values"], 2, "add --report FILE or --md FILE"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_search(given: list[str], code: int, why: str) -> None:

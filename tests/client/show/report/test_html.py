@@ -39,10 +39,10 @@ def test_every_part_has_its_heading(parsed: Parsed) -> None:
         "The cause",
         "The record",
         "What the commit read",
-        "What it reached further on",
+        "Downstream effects",
         "Snapshots",
-        "The ledger of the bad moment",
-        "To go on",
+        "Verification of the bad moment",
+        "Next steps",
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Case)
     why = "a replay of legs@v21 does not send what it sent then. Has the code changed?"
     guilty = replace(case.guilty, message=None, reason=why, windows=windows, hops=case.guilty.hops[:1])
     parsed = Parsed.of(reports(replace(case, behind=Behind(unknown(why), guilty)))[0])
-    assert f"The record cannot be told: {why}" in parsed.texts["p"]
+    assert f"The record is unknown: {why}" in parsed.texts["p"]
     assert "the record behind it" not in parsed.texts["h1"][0]
     parsed = Parsed.of(reports(replace(case, behind=Behind(unknown("nothing was replayed"))))[0])
     assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
@@ -118,7 +118,7 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Cas
     parsed = Parsed.of(reports(replace(case, verdict=unsure, behind=Behind(unknown("the commit is not certain"))))[0])
     assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
     assert "bad at the latest" in parsed.texts["dt"]
-    assert "As the commit is not certain, nothing was replayed." in parsed.texts["p"]
+    assert "The commit is not certain, so nothing was replayed." in parsed.texts["p"]
     assert f"{steps[-1].ref} could not be judged." in parsed.texts["p"]
     assert [text for text in parsed.texts["span"] if text == "skip"] == ["skip"]
 

@@ -62,7 +62,7 @@ def test_a_clock_is_found_and_its_values_are_hidden_unless_they_are_asked_for(le
     assert found["sent"]["by-account"]["first"] == found["sent"]["by-account"]["second"] > 0
     result = slackwater("check", str(code), "--app", ledger.app, *words)
     assert result.exit_code == 1
-    assert "changed.py is no function of its input: entries" in result.stdout
+    assert "changed.py is nondeterministic: entries" in result.stdout
     assert "its plan has current_timestamp()" in result.stdout
 
 

@@ -106,11 +106,12 @@ class Shop:
         path.write_text(PROGRAM.format(app=self.app, fee=FEES[release - 1]))
         return path
 
-    def run(self, release: int = 1) -> None:
+    def run(self, release: int = 1, stages: tuple[str, ...] = ()) -> None:
         program = self.program(release)
         options = Options(
             store=str(self.folder / "store"),
             kafka=open_kafka(self.bootstrap).properties,
+            stages=stages,
             until_caught_up=True,
             cache_folder=self.folder / "cache" / "sst",
             gc_every_ms=None,
@@ -175,7 +176,7 @@ def shop(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPat
         f"{shop.app}/recent@v{each['version']}" for each in json.loads(out) if each["stage"] == "recent"
     )
     assert shop.verb("reset", shop.app, "--all-topics", "--to-earliest", "--message", "again")[0] == 0
-    shop.run(2)
+    shop.run(2, stages=("parse", "totals"))
     yield shop
     os.chdir(before)
 

@@ -81,12 +81,12 @@ def test_verifying_an_app_says_what_it_did_not_look_at_such_as_its_replica() -> 
     clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
     left_out = verify(app.store, app.name, now_ms=LATER_MS, deep=True).not_looked_at
     assert left_out == (
-        "objects that only other versions and snapshots name",
+        "objects that only other versions and snapshots use",
         f"the replica in {target.url}: slackwater verify {app.name} --store {target.url}",
     )
     assert verify(app.store, "copy", now_ms=LATER_MS).not_looked_at == (
-        "bytes of objects beyond their sizes, versions before the last step, records in flight in Kafka (--deep)",
-        "objects that only other versions and snapshots name",
+        "contents of objects, versions before the last step, in-flight records in Kafka (--deep)",
+        "objects that only other versions and snapshots use",
         f"the input archive of {app.name}, which replays of this clone read",
     )
 

@@ -81,7 +81,7 @@ def test_delete_files_say_what_is_wanted_and_nothing_else(steps: list[dict[str, 
     for number, step in enumerate(steps):
         wanted: Deletes = {path: np.array(sorted(each)) for path, each in step.items()}
         plan = plan_deletes(wanted, files.values())
-        files = {path: files[path] for path in plan.kept}
+        files = {path: files[path] for path in plan.remaining}
         if plan.added:
             data = decode(encode(plan.added))
             files[str(number)] = DeleteFile(str(number), sum(map(len, data.values())), data)
@@ -98,7 +98,7 @@ def test_hundreds_of_increments_make_few_delete_files_and_write_each_position_a_
     for number in range(500):
         wanted = {"a": np.arange(10 * (number + 1))}
         plan = plan_deletes(wanted, files.values())
-        files = {path: files[path] for path in plan.kept}
+        files = {path: files[path] for path in plan.remaining}
         rows = sum(map(len, plan.added.values()))
         files[str(number)] = DeleteFile(str(number), rows, plan.added)
         written += rows

@@ -122,7 +122,7 @@ def test_a_snapshot_that_is_not_complete_is_no_moment(app: FlightsApp) -> None:
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for path, words in (
-        (tmp_path / "mine", "is there already"),
+        (tmp_path / "mine", "already exists"),
         (tmp_path / "none" / "out", "no folder"),
     ):
         with pytest.raises(Refused, match=words):

@@ -143,7 +143,9 @@ def test_a_query_is_compared_adopted_and_goes_on_at_the_next_record(query: Query
         wrong.write_text(
             wrong.read_text().replace('sw.sum("cents")', "sw.count()").replace('sw.mean("cents")', "sw.count()")
         )
-        with pytest.raises(Refused, match=r"'cents' is count\(\), and the state has sum int64 at place 2"):
+        with pytest.raises(
+            Refused, match=r"'cents' is count\(\): expected count \(count\) at position 2 of the state, found sum int64"
+        ):
             client.adopt(query.checkpoint, code=wrong, stage="totals")
 
         # Beside the query: a planted difference is named in its batch, and in no other one.

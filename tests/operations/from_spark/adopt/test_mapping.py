@@ -94,7 +94,7 @@ def test_sums_of_short_decimals_are_kept_without_their_scale() -> None:
 
 def test_a_sum_that_spark_had_no_room_for_is_not_taken_for_none() -> None:
     kind = sw.aggregate(price=sw.sum("price"))
-    with pytest.raises(Refused, match="the sums of 1 keys had no room in Spark's decimals"):
+    with pytest.raises(Refused, match="the sums of 1 keys overflowed Spark's decimals"):
         of_buffer(kind, [("sum", DECIMAL), ("isEmpty", BOOL)], None, False)
 
 
@@ -136,18 +136,18 @@ def test_first_and_last_go_on_whatever_comes() -> None:
 def test_what_does_not_fit_is_named_by_its_place() -> None:
     table = MemoryTable("", COUNTRY, pa.schema([("count", INT), ("max", pa.string())]))
     assert (
-        "column 'cents' is sum(cents), and the state has max string at place 2, where sum (sum, isEmpty) or sum (sum) "
+        "column 'cents' is sum(cents): expected sum (sum, isEmpty) or sum (sum) at position 2 of the state, found max"
         in (refused(sw.aggregate(orders=sw.count(), cents=sw.sum("cents")), table))
     )
-    assert "column 'cents' is int64, and 'max' of the state is string" in (
+    assert "column 'cents' is int64, but 'max' of the state is string" in (
         refused(sw.aggregate(orders=sw.count(), cents=sw.max("cents")), table)
     )
     more = MemoryTable("", COUNTRY, pa.schema([("count", INT), *((f"MS_{n}", INT) for n in range(52))]))
     said = refused(sw.aggregate(orders=sw.count()), more)
-    assert "the state has 52 fields more than the declared aggregates keep: MS_0 int64, MS_1 int64" in said
-    assert "of approx_count_distinct, which no aggregate of slackwater goes on from: keep it as update(...)" in said
+    assert "the state has 52 more fields than the declared aggregates: MS_0 int64, MS_1 int64" in said
+    assert "of approx_count_distinct, which no aggregate of slackwater can continue: declare it as update(...)" in said
     key = MemoryTable("", pa.schema([("country", INT)]), pa.schema([("count", INT)]))
-    assert "key column 'country' is string, and 'country' of the state is int64" in (
+    assert "key column 'country' is string, but 'country' of the state is int64" in (
         refused(sw.aggregate(orders=sw.count()), key)
     )
 
@@ -168,7 +168,9 @@ def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
     kind = sw.aggregate(orders=sw.count(), cents=sw.sum("cents"))
     mapping = mapping_of([state], declared(kind, rows, ["row"]), "stage s")
     assert rows_of(mapping, pa.table({"row": [0], "count": [3], "sum": [7]})) == [{"row": 0, "orders": 3, "cents": 7}]
-    with pytest.raises(Refused, match=r"of all its rows \(total\), and the stage's key is one: make it key='row'"):
+    with pytest.raises(
+        Refused, match=r"one row for all its input \(total\), but the stage's key is one: declare key='row'"
+    ):
         mapping_of([state], declared(kind, rows, ["one"]), "stage s")
 
 
@@ -220,7 +222,7 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
         {"country": "IT", "n": None, "last": None, "_defined": True, DUE: 1},
     ]
     without = MemoryTable("", COUNTRY, pa.schema([*values][:2]), "pandas")
-    with pytest.raises(Refused, match="the function times out, and the state has no timeout: it is n int64, last str"):
+    with pytest.raises(Refused, match="the function has a timeout, but the state has none: it has n int64, last str"):
         mapping_of([without], table, "stage s")
 
 
@@ -322,7 +324,7 @@ def test_several_operators_are_no_one_table() -> None:
         MemoryTable("", COUNTRY, pa.schema([("count", INT)])),
         MemoryTable("distinct", COUNTRY, pa.schema([]), "distinct"),
     ]
-    with pytest.raises(Refused, match=r"the query keeps several tables, its own \(aggregate\), distinct \(distinct\)"):
+    with pytest.raises(Refused, match=r"the query has several tables \(its own \(aggregate\), distinct \(distinct\)\)"):
         mapping_of(tables, declared(sw.aggregate(n=sw.count()), ROWS, ["country"]), "stage s")
 
 
@@ -379,5 +381,5 @@ def test_nan_is_no_largest_number() -> None:
     kind = sw.aggregate(least=sw.min("weight"), most=sw.max("weight"))
     fields = [("min", DOUBLE), ("max", DOUBLE)]
     assert of_buffer(kind, fields, float("nan"), 3.0)["least"] is None
-    with pytest.raises(Refused, match="column 'most': the largest value of 1 keys is NaN"):
+    with pytest.raises(Refused, match="column 'most': the maximum of 1 keys is NaN"):
         of_buffer(kind, fields, 1.0, float("nan"))

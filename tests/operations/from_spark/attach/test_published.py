@@ -253,5 +253,5 @@ def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: S
     """As the example `structured_blockchain_admission_control.py` is."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
-    with pytest.raises(Refused, match="its query keeps none"), opened(str(tmp_path / "checkpoint"), spark):
+    with pytest.raises(Refused, match="its query is stateless"), opened(str(tmp_path / "checkpoint"), spark):
         pass

@@ -57,7 +57,7 @@ def test_a_damaged_log_is_corrupt(data: bytes) -> None:
 
 
 def test_a_log_of_a_newer_spark_is_refused() -> None:
-    with pytest.raises(Refused, match="commits/7 of the checkpoint is of version 9; expected one up to 3"):
+    with pytest.raises(Refused, match="commits/7 of the checkpoint has version 9; supported up to 3"):
         commit(b"v9\n{}", "commits/7")
 
 

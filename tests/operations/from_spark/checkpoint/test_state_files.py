@@ -96,6 +96,6 @@ def test_a_snapshot_of_rocksdb_names_the_files_beside_it() -> None:
 def test_a_damaged_snapshot_is_corrupt(data: bytes) -> None:
     with pytest.raises(
         Corruption,
-        match=r"6.zip of the checkpoint is damaged \(no snapshot .*of batch 5",
+        match=r"6.zip of the checkpoint is damaged \(not a RocksDB snapshot: .*of batch 5",
     ):
         named_in(data, "6.zip")

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.checkpoint.operators import Kept, Operator
+from slackwater.operations.from_spark.checkpoint.operators import Operator, OperatorTable
 from slackwater.operations.from_spark.checkpoint.protocol import times_out
 from slackwater.operations.from_spark.checkpoint.tables import StateTable, state_table
 
@@ -30,7 +30,7 @@ def _struct(*fields: tuple[str, DataType]) -> StructType:
 
 
 def _table(kind: str, **columns: DataType) -> StateTable:
-    kept = Kept("", "default")
+    kept = OperatorTable("", "default")
     operator = Operator(0, kind, kind, ("default",), 2, (kept,))
     return state_table("", operator, kept, _struct(*columns.items(), ("partition_id", IntegerType())))
 

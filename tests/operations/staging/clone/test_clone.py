@@ -420,7 +420,7 @@ def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
     with pytest.raises(Crash):
         make(app, source, **more)
     app.store = store
-    with pytest.raises(Refused, match="'staging' is a clone that was not finished"):
+    with pytest.raises(Refused, match="'staging' is incomplete"):
         apps.read_app(store, "staging")
     assert apps.list_apps(store) == ("flights",)
 

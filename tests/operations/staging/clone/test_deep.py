@@ -188,5 +188,5 @@ def test_a_root_inside_an_app_of_a_third_root_is_refused(tmp_path: Path) -> None
             Refused, match="archive/flights-2026 lies inside the app 'flights-2026' of the root"
         ) as said:
             deep(app, LocalStore(tmp_path / "archive" / "flights-2026"), terms=terms)
-        assert said.value.hint == "choose a root beside that one"
+        assert said.value.hint == "choose a root outside that app's folder"
     assert [info.key for info in archive.list("")] == ["flights-2026/app.json"]

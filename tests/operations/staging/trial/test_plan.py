@@ -71,9 +71,9 @@ def test_where_stages_stand_apart_the_furthest_of_each_partition_is_the_end(app:
         ({"only": ("carrier",)}, NotFound, "no stage of app 'flights' named 'carrier'; the nearest: carriers"),
         ({"keep": "staging"}, Refused, "app 'staging' exists already: --keep takes a name that no app has"),
         ({"keep": "No Name"}, Usage, "app name 'No Name' is not usable"),
-        ({"allow": ("FROM carrier",)}, Usage, "over those of one table, of .*carriers.*; it names none of them"),
+        ({"allow": ("FROM carrier",)}, Usage, "exactly one table, of .*carriers.*; this one reads none of them"),
         ({"allow": ("FROM carriers WHERE after_worst > 1",)}, NotFound, "no column named 'after_worst'"),
-        ({"allow": ("FROM planes",), "stages": {"other": "planes"}}, Usage, "it names none of them"),
+        ({"allow": ("FROM planes",), "stages": {"other": "planes"}}, Usage, "this one reads none of them"),
         ({"end": "flights/aircraft@v2"}, Usage, "is not after"),
     ],
 )

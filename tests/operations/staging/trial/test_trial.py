@@ -100,7 +100,7 @@ def test_it_names_the_rows_that_differ_and_leaves_nothing(till: Till) -> None:
     meant, wrong = (f"FROM accounts WHERE before_{name} = after_{name}" for name in ("number", "n"))
     code, data = till.tried(added, "--rename", "n=number", "--allow", meant, "--allow", wrong)
     assert (code, data["same"], data["tables"][0]["changed"], data["unknown_sinks"]) == (1, True, 0, [till.sink])
-    assert (data["tables"][0]["unlike"], len(data["migrated"])) == (["column n is called number after"], 2)
+    assert (data["tables"][0]["unlike"], len(data["migrated"])) == (["column n was renamed to number"], 2)
     (told_late,) = data["not_allowed"]
     assert told_late.endswith(f"({wrong})")
     # Who stops it, by whichever signal, hears of no difference.

@@ -165,7 +165,7 @@ def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> No
 def test_a_file_of_certificates_that_a_worker_has_not_is_named(tmp_path: Path) -> None:
     found = access()
     absent = replace(found, place=replace(found.place, ca_bundle=str(tmp_path / "company.pem")))
-    with pytest.raises(Refused, match=r"has no .*company\.pem, where AWS_CA_BUNDLE says") as refused:
+    with pytest.raises(Refused, match=r"has no file .*company\.pem, which AWS_CA_BUNDLE names") as refused:
         open_store(f"s3://{BUCKET}", place=take(absent)).get("a")
     assert "each machine" in refused.value.hint
 

@@ -115,7 +115,7 @@ def test_variables_come_before_the_file_s_table_and_stay_as_they_are(
         ('sse = "aes"', "s3.sse is 'aes': expected 'AES256' or 'aws:kms'"),
         ("sse = 256", "s3.sse is 256: expected `str`"),
         ('sse_kms_key = "x"', "s3.sse_kms_key is not a setting; the nearest is"),
-        ('sse_kms_key_id = "x"', "s3.sse_kms_key_id is for encryption by KMS, and"),
+        ('sse_kms_key_id = "x"', "s3.sse_kms_key_id needs encryption by KMS, but"),
         ('sse = "AES256"\nsse_bucket_key = true', "s3.sse is 'AES256'"),
         ('sse_bucket_key = "maybe"', "s3.sse_bucket_key is 'maybe'"),
         ("part_bytes = 1000", "s3.part_bytes is 1000: expected `int` >= 5242880"),
