@@ -181,7 +181,7 @@ def _new_positions(
     users = [(stage, name, at) for stage, head in live.items() for name, at in head.inputs.items() if not at.upstream]
     if not users:
         raise NotFound(
-            "topic read by app", app, found="no stage of it has read any yet", hint="`slackwater run` starts it"
+            "topic read by app", app, found="its stages have not read any yet", hint="start it with `slackwater run`"
         )
     names = {topic_name for _, name, at in users for topic_name in (name, at.topic)}
     for topic in scope:
@@ -204,8 +204,8 @@ def _unknown_topic(app: str, topic: str, live: Mapping[str, Manifest], names: se
             for name, at in channels.items():
                 if topic in (name, at.topic):
                     return Refused(
-                        f"{topic!r} is a {description} that {stage} of {app} writes: its offsets follow from versions",
-                        hint="a reset is of topics that users write; `slackwater rewind` takes the whole app back",
+                        f"{topic!r} is a {description} that {stage} of {app} writes: a reset cannot move its offsets",
+                        hint="reset only topics that users write; to roll back the whole app, use `slackwater rewind`",
                     )
     return NotFound(f"topic that {app} reads", topic, names)
 

@@ -43,8 +43,8 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
         raise NotFound(
             "earlier program of the app",
             app,
-            found="every version that is left is of the program that it has now",
-            hint=f"`slackwater log {app}` shows what there is: name a moment",
+            found="all remaining versions are of the current program",
+            hint=f"choose a moment from `slackwater log {app}`",
         )
     return parse(line.ref(line.before(min(deploys, key=line.place))), now_ms=0)
 

@@ -66,7 +66,7 @@ class Scenario:
         if len(scenarios) != 1:
             raise Usage(
                 f"a reset takes one scenario; found {len(scenarios)}",
-                hint="one of --to-earliest, --to-latest, --to-datetime, --by-duration, --shift-by and --to-offset",
+                hint="give one of --to-earliest, --to-latest, --to-datetime, --by-duration, --shift-by and --to-offset",
             )
         if scenarios[0].kind == "offset" and scenarios[0].value < 0:
             raise Usage(f"--to-offset is {scenarios[0].value}; expected an offset from 0")
@@ -94,7 +94,7 @@ class Scenario:
         topic = at.topic
         now = kafka.state(topic)
         if now is None:
-            raise NotFound("Kafka topic", topic, found="it is gone", hint="an app reads on where a topic is")
+            raise NotFound("Kafka topic", topic, found="it was deleted", hint="recreate the topic first")
         starts, ends = now.earliest, now.ends
         another = why_another(topic, at.topic_id, at.offsets, now)
         # New partitions of the topic are read from their beginning.
@@ -113,7 +113,7 @@ class Scenario:
                 f"{topic}[{p}] would be read from {offsets[p]}, and Kafka has {starts[p]}..{ends[p]}" for p in outside
             )
             why = f"{facts}. {another[:1].upper()}{another[1:]}" if another else facts
-            raise Refused(why, hint="choose offsets within that, or --to-earliest or --to-latest")
+            raise Refused(why, hint="choose offsets in that range, or --to-earliest or --to-latest")
         return ReadFrom(tuple(offsets), (now.id or NOT_KNOWN) if another else "", another)
 
     def _wanted(
@@ -146,8 +146,8 @@ def scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ..
     """
     if bool(words) == all_topics:
         raise Usage(
-            "a reset is of topics that are named, or of all; expected one of the two",
-            hint="--topic NAME, or --topic NAME:0,1 for some of its partitions; or --all-topics",
+            "a reset needs either topics or --all-topics",
+            hint="use --topic NAME, or --topic NAME:0,1 for some partitions",
         )
     scope: dict[str, tuple[int, ...] | None] = {}
     for word in words:

@@ -83,9 +83,9 @@ def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str
         done = _published(store, at, name, is_newest=at is head)
         if at is head and done < sent:
             raise Refused(
-                f"the sink {name!r} of {head.app}/{head.stage} has still to publish {sent - done:,} rows from before "
-                "that moment, which a rewind would drop",
-                hint=f"run the app until `slackwater status {head.app}` shows that they are published",
+                f"the sink {name!r} of {head.app}/{head.stage} has not published {sent - done:,} rows from before that "
+                "moment yet; a rewind would lose them",
+                hint=f"run the app until `slackwater status {head.app}` shows them as published",
             )
         topics = apps.publishes(store, info, at.promotion) or {}
         topic = topics.get(name, name) if sink.kind == "topic" else ""
@@ -226,8 +226,8 @@ def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
         old = next((former.stage for former in head.formerly if former.stage in cut.stages), "")
         if old and stage not in cut.stages:
             raise Refused(
-                f"{cut.ref} is from before {old} was renamed to {stage}, and a rewind does not give a name back",
-                hint=f"clone that moment, and run the program of then as the clone: slackwater clone {cut.ref} NAME",
+                f"{cut.ref} is older than the rename of {old} to {stage}, which a rewind cannot undo",
+                hint=f"clone that moment, and run the old program as the clone: slackwater clone {cut.ref} NAME",
             )
 
 

@@ -154,11 +154,11 @@ class ScratchClone:
         info, _ = apps.find_begun(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != source):
             raise Refused(
-                f"app {self.name!r} is no clone of {source}; its name is needed for this: {self.terms.reason}",
-                hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
+                f"app {self.name!r} is not a clone of {source}, but {self.terms.reason} needs its name",
+                hint=f"look at the app: slackwater status {self.name} --store {self.store.url}",
             )
         if not lapsed(self.store, self.name, self.pause):
-            fact = f"this is under way already ({self.terms.reason}): a runner has its clone, {self.name}"
+            fact = f"{self.terms.reason} is running already: a runner has its clone, {self.name}"
             raise refusal(Intent.REMOVE, Sign(UnderWay.RUNNER, fact, "wait until that has ended"))
         discard(self.store, self.name, self.outside)
         remove_pins_without_clone(self.store, source, self.name, "")
@@ -185,9 +185,9 @@ def _begin(
     except Forbidden as error:
         if not terms.deep:
             raise Forbidden(
-                f"the moment of {cut.app} cannot be pinned under {store.url}, and nothing else would keep what the "
-                f"clone shares: {error.message}",
-                hint="a clone with everything of its own needs no right to write there: --deep --to ROOT",
+                f"the moment of {cut.app} cannot be pinned under {store.url}, and only a pin keeps the files that "
+                f"the clone shares: {error.message}",
+                hint="a deep clone needs no right to write there: --deep --to ROOT",
             ) from error
         pinned = ""  # copying fails if garbage collection removes an object meanwhile
     if not terms.deep:
@@ -200,9 +200,9 @@ def _begin(
         if pinned and pin_snapshot is None:
             target.delete(keys.cloning(info.name))
             raise Refused(
-                f"snapshot {pinned!r} of {cut.app} was removed before the clone was begun: an earlier one of that name "
-                "was just removed",
-                hint="say it again",
+                f"snapshot {pinned!r} of {cut.app} was removed meanwhile: an earlier clone of that name was just "
+                "removed",
+                hint="repeat the command",
             )
     except Refused:
         # Another call reserved the name first, so this call's pin is not needed.
@@ -217,9 +217,9 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
     cut, name = plan.source, plan.info.name
     keeper = read_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     if keeper is not None and keeper.stages != cut.versions:
-        reason = "there is another one of that name since this clone was planned"
+        reason = "it was replaced by another one of that name after this clone was planned"
         raise NotFound(
-            f"snapshot of app {cut.app!r}", cut.snapshot, found=reason, hint="say it again to clone that one"
+            f"snapshot of app {cut.app!r}", cut.snapshot, found=reason, hint="repeat the command to clone the new one"
         )
     check_exclusion(store, cut.app, Intent.CLONE)  # otherwise each name below would seem to be taken
     base = f"clone-{name}"[:56]

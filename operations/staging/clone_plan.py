@@ -140,15 +140,15 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
     """Check that an app can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
     if terms.deep or terms.masks or target.url != store.url:
-        raise Usage("--empty takes no state: --deep, --mask and --to do not go with it")
+        raise Usage("--empty takes no state, so it cannot be combined with --deep, --mask or --to")
     if not isinstance(ref.moment, Latest):
-        raise Usage(f"--empty takes no state, and {ref.text} is a moment", hint=f"name the app: {ref.app}")
+        raise Usage(f"--empty takes no state, but {ref.text} names a moment", hint=f"name the app: {ref.app}")
     for app in apps.ancestors(store, ref.app):
         for stage in history.list_stages(store, app):
             first = history.find(store, app, stage, 1)
             if first is not None and first.traits is INIT:
                 raise Refused(
-                    f"{stage} of {app} began with rows from elsewhere, which are in no topic",
+                    f"{stage} of {app} began with imported rows, which no topic has",
                     hint=f"clone it with its state, and migrate the clone: slackwater clone {ref.app} NAME",
                 )
 
@@ -162,8 +162,8 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
     outer, inner = sorted((source.url, target.url), key=len)
     if inner.startswith(f"{outer.rstrip('/')}/"):
         raise Refused(
-            f"the store root {inner} lies inside the root {outer}: an app of one would be objects of the other",
-            hint="choose a root beside it, or clone within one root",
+            f"the store root {inner} lies inside the store root {outer}",
+            hint="choose a root outside of it, or clone within one root",
         )
     apps.check_root(target)
 
@@ -200,7 +200,7 @@ def _check_channels_free(cut: Cut, name: str, kafka: Topics, inherited: Collecti
             # The owner of the topic is not known.
             raise Refused(
                 f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
-                hint="choose another name, or delete the topic if it is left from an app that is gone",
+                hint="choose another name, or delete the topic if its app no longer exists",
             )
 
 
@@ -245,11 +245,9 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
             continue
         if topic in read_topics.values():
-            raise Refused(
-                f"the clone would read the topic {topic!r} and publish there: records would go round for ever"
-            )
+            raise Refused(f"the clone would read the topic {topic!r} and publish to it: an endless loop")
         if kafka.ends(topic) is None:
-            hint = f"the sink {name!r} of the clone is to publish there: make it"
+            hint = f"create the topic: the sink {name!r} of the clone publishes to it"
             raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
@@ -258,7 +256,7 @@ def _check_name_free(target: ObjectStore, name: str) -> None:
     if history.list_stages(target, name):
         raise Refused(
             f"{target.url} has stages of an app {name!r} that has no identity",
-            hint="choose another name, or remove what is left of that app",
+            hint="choose another name, or remove that app",
         )
     apps.check_free(target, name)
 
@@ -278,7 +276,7 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
         raise Refused(f"app {name!r} exists already under {target.url}", hint=hint)
     root = note.root if note is not None else existing.origin.root
     description = f"{existing.origin.app}@{(note.snapshot if note else existing.origin.snapshot) or '…'}"
-    description += f" in {root}" if root else ", with everything of its own"
+    description += f" in {root}" if root else ", a deep clone"
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
     cut = existing.origin.cut if ref.moves else planned.origin.cut
     is_same = structs.replace(planned.origin, cut=cut) == structs.replace(existing.origin, snapshot="")
@@ -288,8 +286,8 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
             return note
         raise Refused(
             f"app {name!r} is an unfinished clone of {description}, and this call is for another moment or other terms",
-            hint="finish it with the arguments it was begun with, or choose another name; "
-            f"`slackwater app rm {name}` gives it up",
+            hint="finish it with its original arguments, or choose another name; "
+            f"`slackwater app rm {name}` removes it",
         )
     # A relative ref only moves forward, so an earlier cut means another clone. If the existing clone has already run,
     # a relative ref means a new clone too.

@@ -20,14 +20,13 @@ def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
         masked, columns = f"{mask.table}.{mask.column}", _same_values(cut, mask)
         shown = [text for column, text in columns.items() if column not in hidden]
         if shown:
-            yield f"{masked} is hidden there alone: the same values are in {', '.join(shown)}, by the names"
+            yield f"{masked} is masked, but by name the same values are in {', '.join(shown)}, which are not masked"
         after = descendants(cut.stages, cut.tables[mask.table].stage)
         named = {table for table, _ in columns}
         uncertain = [name for name, at in cut.tables.items() if at.stage in after and name not in named]
         if uncertain:
             yield (
-                f"{', '.join(uncertain)} may have values of {masked} under another name, as a function of the program "
-                "gave it"
+                f"{', '.join(uncertain)} may have values of {masked} under other names, from functions of the program"
             )
 
 

@@ -158,12 +158,12 @@ class _Patience:
     def wait(self, why: str, planned: PromotionPlan) -> None:
         """Pause once. Raises `Refused` after the deadline."""
         if self.clock() > self._until:
-            slow = f"; batches took up to {self.batches_s:.0f} s on their way through all stages: a higher --timeout "
+            slow = f"; batches took up to {self.batches_s:.0f} s through all stages: a higher --timeout "
             slow += "gives them time, and a lower --max-records of both runs makes them shorter"
             raise Refused(
-                f"{planned.staging} and {planned.name} did not come to stand at the same offsets within "
+                f"{planned.staging} and {planned.name} did not reach the same offsets within "
                 f"{self.timeout_s:g} s: {why}",
-                hint=f"nothing has gone over. Do both run? `slackwater status {planned.staging}` shows how far it is"
+                hint=f"nothing was changed. Are both running? `slackwater status {planned.staging}` shows its lag"
                 f"{slow if _HELD_BATCHES * self.batches_s > min(_HELD_S, self.timeout_s) else ''}",
             )
         if why != self._last_reason:
@@ -182,8 +182,8 @@ def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _W
     if begun is None:
         return number
     if begun.to != planned.to:
-        fact = f"the promotion of {begun.to} over {planned.name} was begun, and is not decided"
-        hint = f"finish it by the same command; or run {planned.over} again, which withdraws it"
+        fact = f"the promotion of {begun.to} over {planned.name} is unfinished"
+        hint = f"repeat the command that started it, or run {planned.over} again, which withdraws it"
         raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, hint))
     switch = planned.switch(number, Standing(begun.at, begun.clock_ms), by)
     try:
@@ -214,7 +214,7 @@ def _check_alone(
             if (now := holds.find(store, app)) is None:
                 break
             if now != first:
-                fact = f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it"
+                fact = f"{now.by} is promoting {now.to} over {now.name} right now, and holds {app}"
                 raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, "wait until that has ended"))
 
 
@@ -228,9 +228,7 @@ def _catch_up_and_switch(
         for _ in range(_ROUNDS):
             began, near = patience.clock(), furthest(watch.look()[0].values())
             while remaining := behind(watch.look()[1].values(), near):
-                patience.wait(
-                    f"{planned.staging} has {remaining:,} records to read up to where {planned.name} was", planned
-                )
+                patience.wait(f"{planned.staging} is {remaining:,} records behind {planned.name}", planned)
             patience.batches_s = watch.batches_s()
             if patience.clock() - began < max(_NEAR_S, patience.batches_s):
                 break
@@ -256,11 +254,13 @@ def _catch_up_and_switch(
                     if not withdraw(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms()):
                         return switch, patience.clock() - began
                     if (has := apps.folder_of(store, planned.name)) != planned.over:
-                        raise Refused(f"{planned.name} went over to {has} meanwhile", hint="say it again") from error
+                        raise Refused(
+                            f"{planned.name} was given to {has} meanwhile", hint="repeat the command"
+                        ) from error
                     number += 1
                     patience.wait(error.message, planned)
         patience.wait(
-            f"{planned.staging} did not follow {planned.name} within {held_s:.0f} s, and tries again", planned
+            f"{planned.staging} did not catch up with {planned.name} within {held_s:.0f} s; trying again", planned
         )
 
 

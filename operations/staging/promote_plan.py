@@ -87,7 +87,7 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
         staging = name if done[-1].back else f"{name}~1"
     elif "~" in staging:
         # After the promotion, the same name would mean the other app.
-        raise Usage(f"{staging} is a name that moves with each promotion", hint="--back gives the name back to it")
+        raise Usage(f"{staging} means another app after each promotion", hint="use --back to give the name back")
     to = apps.folder_of(store, staging)
     old, new = (heads_of(store, app_name, stages_of(store, app_name)) for app_name in (over, to))
     last = apps.NAMES.newest(store, name)
@@ -95,7 +95,7 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
     if to == over:
         if not number or (staging == name and not is_return):
             current_name = apps.called(store).get(to, to)
-            hint = "name the app that is to have it: a clone"
+            hint = "name the app to promote: a clone"
             if current_name != to:
                 hint = (
                     f"{apps.taken_back(current_name, current_name)} gives the name back to the app that was "
@@ -107,12 +107,12 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
     _check_names(store, name, (over, to), (old, new))
     if not set(apps.ancestors(store, to)) & set(apps.ancestors(store, over)):
         raise Refused(
-            f"{staging} is no clone of {name}, nor of what {name} is a clone of",
-            hint=f"slackwater clone {name} NAME makes one; run the new program as that, and promote it",
+            f"{staging} is not a clone of {name}, and they have no common source",
+            hint=f"slackwater clone {name} NAME, run the new program as the clone, and promote the clone",
         )
     for app_name, heads in ((name, old), (staging, new)):
         if not heads:
-            raise Refused(f"{app_name} never ran, so it stands nowhere", hint=f"slackwater run FILE --app {app_name}")
+            raise Refused(f"{app_name} never ran, so it has no offsets", hint=f"slackwater run FILE --app {app_name}")
     _check_topics(name, staging, old, new, kafka)
     topics, before = _current_sinks(store, over, old), _current_sinks(store, to, new)
     sinks = _sinks(name, staging, old, new, topics, kafka)
@@ -133,8 +133,7 @@ def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads:
         if promotion is not None and promotion.name != name:
             has = folder == apps.folder_of(store, promotion.name)
             raise Refused(
-                f"app {folder} {'has' if has else 'had'} the name {promotion.name}, and a name goes over to an app of "
-                "its own",
+                f"app {folder} {'has' if has else 'had'} the name {promotion.name}, so it cannot take over {name}",
                 hint=f"promote over {promotion.name}" if has else "promote a clone of it",
             )
 
@@ -149,12 +148,13 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics
     for declared_name, topic in old_topics.items():
         if new_topics.get(declared_name, topic) != topic:
             raise Refused(
-                f"{staging} reads {new_topics[declared_name]} where {name} reads {topic}: their offsets can never meet",
+                f"{staging} reads {new_topics[declared_name]} where {name} reads {topic}: their "
+                "offsets can never match",
                 hint="promote a clone that was made without --topic",
             )
     if not set(new_topics.values()) & set(old_topics.values()):
         raise Refused(
-            f"{staging} reads no topic that {name} reads: their offsets can never meet",
+            f"{staging} reads no topic that {name} reads: their offsets can never match",
             hint=f"{name} reads {', '.join(sorted(old_topics.values())) or 'none'}",
         )
     heads = (*old.values(), *new.values())
@@ -162,20 +162,20 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics
     for read in users_inputs(heads):
         if are_two(ids.setdefault(read.topic, read.topic_id), read.topic_id):
             raise AnotherTopic(
-                f"{name} and {staging} have read two topics of the name {read.topic}: it was deleted and made again, "
-                "and their offsets can never meet",
-                hint=f"run or reset the one that has read the former, or clone {name} once more",
+                f"{name} and {staging} have read different topics named {read.topic}: the topic was recreated, so "
+                "their offsets can never match",
+                hint=f"run or reset the app that has read the old topic, or clone {name} again",
             )
         ids[read.topic] = merged(ids[read.topic], read.topic_id)
     for topic, at in furthest(heads).items():
         if (ends := kafka.ends(topic)) is None:
-            raise NotFound("Kafka topic", topic, (), hint="it is read by what is to be promoted")
+            raise NotFound("Kafka topic", topic, (), hint="both apps read this topic")
         short = any(reached > end for reached, end in zip_longest(at, ends, fillvalue=0))
         if short or are_two(ids[topic], kafka.topic_id(topic)):
-            fact = "ends before the offsets that were read" if short else "is another one than was read"
+            fact = "ends before the offsets that were read" if short else "is not the one that was read"
             raise AnotherTopic(
-                f"topic {topic} {fact}: it was deleted and made again, and offsets of it can never meet",
-                hint="run both with --accept-loss, or reset them, so that they read the one that is there now",
+                f"topic {topic} {fact}: it was recreated, so its offsets can never match",
+                hint="run both with --accept-loss, or reset both, so that they read the new topic",
             )
 
 
@@ -193,12 +193,13 @@ def _sinks(
             names = ", ".join(sorted(kinds)) or "none"
             raise Refused(
                 f"the sink {sink!r} of {name} has no counterpart in the program of {staging}, which has {names}: its "
-                "readers would get nothing more",
+                "readers would get no more rows",
                 hint=f"give that program a sink {sink!r}, run it once as {staging}, and promote it then",
             )
         if kinds[sink] != kind:
             raise Refused(
-                f"the sink {sink!r} is a {kind} in {name} and a {kinds[sink]} in {staging}: it would go elsewhere",
+                f"the sink {sink!r} is a {kind} in {name} and a {kinds[sink]} in {staging}: its rows would go "
+                "elsewhere",
                 hint=f"declare it as a {kind} in both",
             )
     promoted = []
@@ -207,7 +208,7 @@ def _sinks(
             topic = (topics or {}).get(sink, sink) if kind == "topic" else ""
             if topic and kafka.ends(topic) is None:
                 raise NotFound(
-                    "Kafka topic", topic, (), hint=f"the sink {sink!r} of {staging} publishes there: make it"
+                    "Kafka topic", topic, (), hint=f"create the topic: the sink {sink!r} of {staging} publishes to it"
                 )
             promoted.append(PromotedSink(stage, sink, topic, sink not in old_kinds))
     return tuple(promoted)
@@ -228,8 +229,8 @@ def check_runs(
     hint = f"slackwater run FILE --app {planned.staging}, and promote while it runs"
     if never := [stage for stage, head in new.items() if not head.retired and not _was_claimed(store, head)]:
         raise Refused(
-            f"{planned.staging} is not ready to take over: nobody ran its {' and '.join(never)} yet, since it was "
-            "cloned, or given another name",
+            f"{planned.staging} is not ready to take over: its {' and '.join(never)} never ran since it was "
+            "cloned or renamed",
             hint=hint,
         )
     until = clock() + _BEGINS_S
@@ -238,8 +239,8 @@ def check_runs(
             return False
         if clock() > until:
             raise Refused(
-                f"nobody runs {planned.staging}, and {planned.name} runs: it would end, and nobody would "
-                "publish any more",
+                f"{planned.staging} is not running, and {planned.name} is: the promotion would stop it, and nothing "
+                "would be published any more",
                 hint=hint,
             )
         pause()

@@ -85,7 +85,10 @@ def refresh(
             return plan
         note = notes.add(store, key, Refreshing(info, by, now_ms, source))
     elif dry_run:
-        raise Refused(f"clone {name!r} is being made anew, by {note.by}", hint="without --dry-run it goes on with that")
+        raise Refused(
+            f"clone {name!r} is being refreshed by {note.by}",
+            hint="without --dry-run, this command finishes that refresh",
+        )
     existing, incomplete = apps.find_app(store, name), apps.find_cloning(store, name)
     topics: tuple[str, ...] = ()
     if incomplete is None and existing is not None and existing != note.before and has_run(store, existing):
@@ -119,13 +122,13 @@ def _source(info: AppInfo) -> Origin:
     """Return the origin of a clone. Raises `Refused` for an app that is no clone, or a deep clone."""
     if info.origin is None:
         raise Refused(
-            f"app {info.name!r} is no clone: there is nothing that it could be made anew from",
+            f"app {info.name!r} is not a clone, so it has no source to refresh from",
             hint="`slackwater clone list` shows the clones",
         )
     if info.origin.deep:
         raise Refused(
-            f"clone {info.name!r} has everything of its own, and nothing that says where it came from",
-            hint=f"make it anew yourself: slackwater app rm {info.name}, then the clone --deep that made it",
+            f"clone {info.name!r} is a deep clone, which does not record its source",
+            hint=f"remove it with `slackwater app rm {info.name}`, and repeat the `clone --deep` that made it",
         )
     return info.origin
 

@@ -54,10 +54,10 @@ def sampled(
         if stage.name not in names:
             continue
         if shapes[stage.name].watermarks or shapes[stage.name].timed:
-            raise _mixed_keys(stage, "goes by a watermark, which the rows of all keys move on")
+            raise _mixed_keys(stage, "depends on a watermark, which rows of all keys advance")
         parent_keys = set(_parent_keys(app, stage, by))
         if len(parent_keys) > 1:
-            raise _mixed_keys(stage, "reads rows of chosen keys beside others")
+            raise _mixed_keys(stage, "reads sampled rows together with rows of all keys")
         (parent_key,) = parent_keys
         if stage.state is None:
             by[stage.name] = parent_key
@@ -67,8 +67,8 @@ def sampled(
         elif {*parent_key} <= {*app.key_of(stage)}:
             by[stage.name] = parent_key
         else:
-            fact = f"has the key ({', '.join(app.key_of(stage))}), of which it would get some of the records"
-            raise _mixed_keys(stage, f"{fact}: rows are chosen by ({', '.join(parent_key)})")
+            fact = f"has the key ({', '.join(app.key_of(stage))}), of which it would get only some records"
+            raise _mixed_keys(stage, f"{fact}: rows are sampled by ({', '.join(parent_key)})")
     tables = {name: KeyShare(key, sample.parts) for name, key in by.items() if app.stages[name].state is not None}
     return App(app.name, stages, app.file), tables
 
@@ -91,7 +91,7 @@ def _sampling(stage: Stage, share: KeyShare) -> Any:
 def _mixed_keys(stage: Stage, why: str) -> Refused:
     return Refused(
         f"stage {stage.name!r} {why}",
-        hint="--stage NAME tries the stages up to one before it; without --keys all keys are tried",
+        hint="use --stage NAME for an earlier stage, or leave out --keys",
     )
 
 

@@ -222,7 +222,9 @@ class CloneRun:
         self.migrated = [f"{change.stage}: {line}" for change in done.plan.changes for line in lines(change)]
 
     def _wait(self) -> None:
-        self.listener.doing("a trial of the same was broken off within the last minute: is it still there?")
+        self.listener.doing(
+            "the same trial was interrupted within the last minute: waiting to see if its runner is gone"
+        )
         if self.stop.now.wait(_LOOK_S):
             raise StopRequested
 
@@ -299,7 +301,7 @@ def _run_trial(plan: TrialPlan, options: Options, cache: SstCache, by: str, list
         compared, old_run = plan.end, None
         if plan.old is not None:
             begin = (release.start, plan.start) if plan.sinks else (release.end, plan.end)
-            old_run = clone_run(f"{name}-before", *begin, "the program of before", plan.old_stages)
+            old_run = clone_run(f"{name}-before", *begin, "the old program", plan.old_stages)
             stack.enter_context(old_run.going(plan.old))
             compared = old_run.newest()
         listener.doing("comparing")

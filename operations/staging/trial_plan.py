@@ -95,9 +95,9 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     has_in_flight = are_uneven or bool(in_flight(store, end))
     if has_in_flight and not release.before:
         raise Refused(
-            f"records are on the way between the stages of {release.app} at {end.ref}, so its tables are not those of "
+            f"records are in flight between the stages of {release.app} at {end.ref}, so its tables do not reflect "
             "all that it has read",
-            hint="--before FILE, the program that ran, has a clone work them off; or choose a moment without",
+            hint="add --before FILE, the old program, to process them in a clone; or choose another moment",
         )
     sinks = frozenset(name for head in end.stages.values() for name in head.sinks)
     runs_old = bool(release.before) and (has_in_flight or bool(sinks))
@@ -112,14 +112,14 @@ def _check_free(store: ObjectStore, release: Release) -> None:
         is_like = info.origin is not None and info.origin.app == release.app
         raise Refused(
             f"app {info.name!r} exists already: --keep takes a name that no app has",
-            hint=f"if a trial that was interrupted left it: slackwater clone rm {info.name}" if is_like else "",
+            hint=f"if an interrupted trial left it: slackwater clone rm {info.name}" if is_like else "",
         )
 
 
 def _check_order(release: Release, start: Cut, end: Cut) -> None:
     for cut, ref in ((start, release.start), (end, release.end)):
         if cut.app != release.app:
-            raise Usage(f"{ref} is a moment of {cut.app}, and {release.app} is tried")
+            raise Usage(f"{ref} is a moment of {cut.app}; expected one of {release.app}")
     resets = {
         f"{stage}@v{reset.version}": name
         for stage, head in end.stages.items()
@@ -130,13 +130,14 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
     if resets:
         at, name = next(iter(resets.items()))
         raise Refused(
-            f"{name} was reset in between, by {at}: what {release.app} has read there is no one stretch of the topic",
-            hint=f"choose both moments before it, or both after: `slackwater log {release.app}` shows it",
+            f"{name} was reset in between, by {at}, so the input of {release.app} is not one continuous span of the "
+            "topic",
+            hint=f"choose both moments before the reset, or both after: see `slackwater log {release.app}`",
         )
     if start.versions == end.versions or any(end.versions.get(stage, 0) < at for stage, at in start.versions.items()):
         raise Usage(
-            f"{release.end} is not after {release.start}: expected a span in which {release.app} has read something",
-            hint=f"--from an earlier moment: `slackwater log {release.app}` shows what there is",
+            f"{release.end} is not after {release.start}: {release.app} read nothing between them",
+            hint=f"choose an earlier --from: see `slackwater log {release.app}`",
         )
 
 
@@ -163,9 +164,8 @@ def check_reached(cut: Cut, stages: Collection[str], ends: Ends, program: str) -
     short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := left(source, ends))]
     if short:
         raise Refused(
-            f"{program} ended before it had read all that the app has read, so nothing is compared; left: "
-            f"{', '.join(short)}",
-            hint="the same command begins anew",
+            f"{program} stopped before it had read all input, so nothing is compared; unread: {', '.join(short)}",
+            hint="repeat the command",
         )
 
 

@@ -28,15 +28,17 @@ def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> C
     store, verdict = bad.program.store, bad.verdict
     without = bad.without(guilty.message.address)
     if bad.bad_with(without):
-        details = "; without the record of another key that turned it bad first, others of the batch turn it bad"
+        details = (
+            "; a record of another key turned it bad first, but without that record, others in the batch turn it bad"
+        )
         return absence(store, verdict, untouched_keys, proved=True, how=details)
     turns_bad, batches = bad.turns_bad_after(without, FOLLOWING)
     if turns_bad:
-        details = "; without the record of another key that turned it bad first, the next batches do"
+        details = "; a record of another key turned it bad first, but without that record, the next batches turn it bad"
         return absence(store, verdict, untouched_keys, proved=True, how=details)
     if batches or not _is_last(bad, guilty):
         return None
-    details = "; it turned bad with the last record that was read, of another key, so that may be at fault as well"
+    details = "; the batch turned bad with its last record, of another key, so that record may be the cause instead"
     return absence(store, verdict, untouched_keys, proved=False, how=details)
 
 

@@ -62,7 +62,7 @@ def of_deploy(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: G
             return _with_both(bad, change, older)
         if now is not None and now.checksum == change.before.checksum:
             # The replays used the old program, and the batch was bad in them too.
-            return Deploys(None, f"the program changed at {change}; the batch is bad with the one before, too")
+            return Deploys(None, f"the program changed at {change}; the batch is bad with the old program too")
     return _with_new(bad, changes[0], guilty)
 
 
@@ -73,7 +73,7 @@ def with_program_before(bad: BadCommit) -> Cause | None:
         return None
     if bad.bad_with(OtherBatches(bad.program).manifest(bad.commit)):
         return None
-    because = ": the batch is good with the one before"
+    because = ": the batch is good with the old program"
     return deploy(change, how="the program before", proved=True, because=because)
 
 
@@ -96,10 +96,10 @@ def _with_both(bad: BadCommit, change: ProgramChange, older: LoadedProgram) -> D
         swapped = OtherBatches(bad.program, {change.after.checksum: older})
         is_bad = bad.bad_with(swapped.manifest(bad.commit))
     except SlackwaterError as error:
-        return Deploys(None, f"{note}; the batch cannot be replayed with the one before: {error.message}")
+        return Deploys(None, f"{note}; the batch cannot be replayed with the old program: {error.message}")
     if is_bad:
-        return Deploys(None, f"{note}; the batch is bad with the one before, too")
-    because = ": the batch is good with the one before, and bad with the new one"
+        return Deploys(None, f"{note}; the batch is bad with the old program too")
+    because = ": the batch is good with the old program, and bad with the new one"
     return Deploys(deploy(change, how="both programs", proved=True, because=because))
 
 
@@ -117,7 +117,7 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
             manifest = OtherBatches(bad.program).manifest(after)
             if bad.bad_with(manifest, cut):
                 ref = f"{after.stage}@v{after.version}"
-                because = f": with the new one {ref} is bad as well, which was good"
+                because = f": with the new program, {ref} turns bad too"
                 return Deploys(deploy(change, how="older batches", proved=True, because=because))
         except SlackwaterError:
             continue
@@ -127,15 +127,17 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
         if any(flags.any() for flags in unlike(old_rows, new_rows)):
             different_ref = different_ref or f"{after.stage}@v{after.version}"
     if different_ref:
-        because = f": with the new one {different_ref} comes out otherwise, though not bad"
+        because = f": with the new program, {different_ref} gives another result, but not a bad one"
         return Deploys(deploy(change, how="older batches", proved=False, because=because, add=change.before))
     if replayed:
-        result = f"{replayed} earlier {'batches come' if replayed > 1 else 'batch comes'} out the same with the new one"
-        return Deploys(None, f"{note}; {result}. With --code {change.before.path} as it was then, both are compared")
+        result = (
+            f"{replayed} earlier {'batches give' if replayed > 1 else 'batch gives'} the same result with the new one"
+        )
+        return Deploys(None, f"{note}; {result}. Add the old {change.before.path} with --code to compare both")
     if not change.batches:
-        because = ": this is its first batch, and none before it can be replayed"
+        because = ": this is its first batch, and no earlier batch can be replayed"
         return Deploys(deploy(change, how="guess", proved=False, because=because, add=change.before))
-    return Deploys(None, f"{note}, and no batch before it can be replayed; add --code {change.before.path} as it was")
+    return Deploys(None, f"{note}, and no earlier batch can be replayed; add the old {change.before.path} with --code")
 
 
 def _keys(bad: BadCommit, guilty: Guilty) -> pa.Table | None:

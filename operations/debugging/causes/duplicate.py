@@ -47,7 +47,7 @@ def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
     return Cause(
         "duplicate",
         proved=guilty.proved,
-        sentence=f"{copy.address} is a copy of {original}, with the same key and value: it turned bad with the second",
+        sentence=f"{copy.address} is a copy of {original}, with the same key and value: the second one turned it bad",
         record=copy.address,
         records=(original, copy.address),
         evidence={"original": str(original), "copy": str(copy.address)},

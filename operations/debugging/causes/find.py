@@ -53,7 +53,7 @@ def find_cause(
         if deploys.cause is not None:
             return Behind(deploys.cause, guilty)
     except Exception as error:
-        note = f"it is not known whether a new program is behind it: {reason_of(error)}"
+        note = f"cannot tell if a new program is the cause: {reason_of(error)}"
     cause, more_failed = _first_cause(_causes_of_the_record(bad, guilty))
     if cause is None:
         cause = of_records(bad, guilty)
@@ -68,7 +68,11 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
     first, alone = guilty.message.address, bad.addresses(guilty)
     num_tied = len(guilty.tied)
     one_of = 1 + num_tied if num_tied else None
-    order = f"; it is one of {one_of}, which came at the same time in several partitions" if one_of else ""
+    order = (
+        f"; one of {one_of} candidates: records with the same time in several partitions have no order"
+        if one_of
+        else ""
+    )
     is_alone = guilty.hops[0].alone
     if is_alone and len(alone) > 1:
         more = "" if guilty.is_complete else "at least "
@@ -77,7 +81,7 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
         return Cause("records", guilty.proved, sentence, first, one_of, _including(first, alone), evidence)
     needs = guilty.hops[0].needs
     if is_alone and not guilty.is_complete and _bad_without(bad, first):
-        sentence = f"{first} is the first of several: without it, others of the batch are bad{order}"
+        sentence = f"{first} is the first of several: without this record, others in the batch are still bad{order}"
         return Cause("records", guilty.proved, sentence, first, one_of, (first,))
     if is_alone:
         sentence = f"{first} is the record behind it{order}"
@@ -139,7 +143,7 @@ def _first_cause(
             if (cause := test()) is not None:
                 return cause, failed
         except Exception as error:
-            failed.append(f"one more cause could not be asked for: {reason_of(error)}")
+            failed.append(f"one more possible cause could not be tested: {reason_of(error)}")
     return None, failed
 
 

@@ -31,7 +31,7 @@ def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
             spans = [(end, start) for start, end in zip(reset.starts, reset.ends, strict=True)]
             first, last = spans[at.partition] if at.partition < len(spans) else (0, 0)
             if reset.version < after.version and first <= at.offset < last:
-                then = f"; {bad.commit.stage}@v{bad.commit.version} is made of records that were read again after it"
+                then = f"; {bad.commit.stage}@v{bad.commit.version} was made from records that it re-read"
                 reset_version = history.find(store, app, reader.stage, reset.version)
                 return operation(store, reset_version, then=then) if reset_version is not None else None
     return None
@@ -62,7 +62,7 @@ def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
             continue
         swapped = OtherBatches(bad.program, upon={(hop.stage, hop.version): unedited}, through=through)
         if not bad.bad_with(swapped.manifest(bad.commit)):
-            then = f"; upon the row as it was before it, {bad.commit.stage}@v{bad.commit.version} is good"
+            then = f"; without this edit, {bad.commit.stage}@v{bad.commit.version} is good"
             return operation(bad.program.store, edit, then=then)
     return None
 

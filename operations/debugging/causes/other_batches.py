@@ -54,7 +54,9 @@ class OtherBatches:
     def _replay(self, after: Manifest, channel: str = "") -> StageReplay:
         self.count += 1
         if self.count > MAX_BATCHES:
-            raise Refused(f"more than {MAX_BATCHES} batches are behind {after.stage}@v{after.version}")
+            raise Refused(
+                f"more than {MAX_BATCHES} batches would have to be replayed for {after.stage}@v{after.version}"
+            )
         ran = after.program.checksum if after.program is not None else ""
         replay = StageReplay.of(self.instead.get(ran, self.program), after, channel)
         base = self.upon.get((after.stage, after.version))

@@ -65,13 +65,13 @@ def _cause(
     )
     start, end = (_time(at) for at in span)
     moved_by: Address | None = mover.record if mover is not None else None
-    by_whom = f"; {moved_by} moved it there, read by {mover.stage}@v{mover.version}" if mover and moved_by else ""
+    by_whom = f"; {moved_by} advanced it, read by {mover.stage}@v{mover.version}" if mover and moved_by else ""
     passed = {"watermark": "its watermark", "clock": "the clock", "write time": "the clock", "event time": "event time"}
     since = f" from {start}" if start is not None else ""
     return Cause(
         "time",
         proved=True,
-        sentence=f"no record is behind it: {rows_text} {event}, as {passed[by]} went on{since} to {end}{by_whom}",
+        sentence=f"no record is the cause: {rows_text} {event} when {passed[by]} advanced{since} to {end}{by_whom}",
         evidence={
             "stage": finding.stage,
             "version": finding.version,

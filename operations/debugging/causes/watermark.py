@@ -63,7 +63,7 @@ def _cause(
     moved = mover.record if mover is not None else None
     stage = f"{replay.after.stage}@v{replay.after.version}"
     fact = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
-    moved_text = f"; {moved} had moved it there" if moved is not None else ""
+    moved_text = f"; {moved} had advanced it" if moved is not None else ""
     moved_version = f"{mover.stage}@v{mover.version}" if mover is not None else None
     read_text = f", read by {moved_version}" if moved is not None else ""
     watermark = iso(at_ms, "milliseconds") if at_ms is not None else None

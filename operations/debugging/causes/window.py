@@ -16,6 +16,6 @@ def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
     address = guilty.message.address
     description = "the only record of the batch with this key"
     if guilty.of_key > 1:
-        description = f"of {guilty.of_key:,} records of the batch with this key the one nearest to what changed"
-    sentence = f"a guess: {address} is the record behind it, {description}; nothing of a query of Spark's is replayed"
+        description = f"the one of {guilty.of_key:,} records with this key whose numbers are nearest to the change"
+    sentence = f"a guess: {address} is the record behind it, {description}; batches of a Spark query cannot be replayed"
     return Behind(Cause("record", proved=False, sentence=sentence, record=address, records=(address,)), guilty)

@@ -299,7 +299,7 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
     """Return a sentence why a replay may differ from what was committed, judged by the programs' files."""
     now, then = program_of(program.app), after.program
     if now is None or then is None:
-        return "Has the code changed, or does it give another result each time?"
+        return "Has the code changed, or is it nondeterministic?"
     if now.checksum != then.checksum:
         return f"Has the code changed? {now.path} is not, byte for byte, the program that ran then, {then}"
     return (

@@ -210,7 +210,7 @@ def read(path: Path) -> Bundle:
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
         # An encrypted member is a RuntimeError, a damaged entry may be any of these.
         raise Refused(
-            f"{path} is no bundle that can be replayed: {error}",
+            f"{path} is not a valid bundle: {error}",
             hint="write it again: slackwater replay APP/STAGE@VERSION --bundle FILE.zip",
         ) from error
 
@@ -289,7 +289,7 @@ def _records(archive: zipfile.ZipFile, number: int, declared: BundledInput) -> R
     table = _table(archive, _input(number))
     at = table.num_columns - len(PLACE)
     if at < 0 or pa.schema(list(table.schema)[at:]) != PLACE or any(c.null_count for c in table.columns[at:]):
-        raise ValueError(f"{_input(number)!r} does not say where its records are from")
+        raise ValueError(f"{_input(number)!r} lacks the columns with the origin of its records")
     rows, place = table.select(range(at)), table.select(range(at, table.num_columns))
     return Records(declared.topic, declared.upstream, rows, place)
 
@@ -306,7 +306,7 @@ def _table(archive: zipfile.ZipFile, name: str, schema: pa.Schema | None = None)
         raise ValueError(f"{name!r} has columns ({_shown(table.schema)}); expected ({_shown(schema)})")
     fields = zip(table.schema, table.columns, strict=True)
     if any(column.null_count for field, column in fields if not field.nullable):
-        raise ValueError(f"{name!r} has nulls where there are none")
+        raise ValueError(f"{name!r} has nulls in a column that is not nullable")
     return table
 
 

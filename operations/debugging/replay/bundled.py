@@ -31,7 +31,7 @@ from .program import open_program
 from .stage_replay import StageReplay, of_keys
 
 _CACHE_BYTES = 1 << 30
-_UNKNOWN = "the bundle does not have what was sent: Kafka had it no more"
+_UNKNOWN = "the bundle lacks the rows sent: Kafka no longer had them"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def capture(
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
-        raise Refused("a bundle has the program's file, and this one was declared in no file")
+        raise Refused("a bundle needs the program's file, but this program was not loaded from a file")
     inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.repartitions
     previous_times, times = replay.before.event_time or EventTime(), after.event_time or EventTime()
     index = Index(
@@ -166,10 +166,14 @@ def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
     """Raise `Refused` unless the stage's function accepts the bundle's records."""
     for name in (bundled_input.name for bundled_input in bundle.index.inputs):
         if name not in replay.schemas:
-            raise Refused(f"the program's stage {replay.after.stage!r} does not read {name!r}, as the bundle's does")
+            raise Refused(
+                f"the program's stage {replay.after.stage!r} does not read {name!r}, which the bundle has records of"
+            )
     for name, schema in replay.schemas.items():
         if name not in bundle.records:
-            raise Refused(f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has nothing")
+            raise Refused(
+                f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has no records"
+            )
         bundled = bundle.records[name].rows.schema
         if bundled.names != schema.names or bundled.types != schema.types:
             raise Refused(

@@ -153,7 +153,7 @@ def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
 def _sent(replay: StageReplay, name: str) -> SentRows:
     previous, after = replay.before, replay.after
     if name in after.sinks:
-        return SentRows(None, "is a sink, whose rows wait for nobody to compare them")
+        return SentRows(None, "is a sink, whose rows are not kept for comparison")
     if (output := after.outputs.get(name)) is None:
         return SentRows(None, f"{after.stage}@v{after.version} wrote no such channel")
     # Read like a consumer that has consumed all earlier versions and now consumes this one.
@@ -192,5 +192,5 @@ def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
         raise Refused(
             f"the program sends columns ({rows.schema.to_string()}) on {name!r}, and others were sent "
             f"({schema.to_string()})",
-            hint="name the program that ran, one that sends the same columns, or a clone that runs this one",
+            hint="replay with the program that ran, or with one that sends the same columns",
         ) from None

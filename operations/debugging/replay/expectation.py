@@ -29,7 +29,9 @@ def check_beside(path: Path, bundle: Path) -> None:
     if path.suffix != ".py":
         raise Usage(f"a test is a Python file: expected a name that ends with .py, found {path}")
     if path.resolve().parent != bundle.resolve().parent:
-        raise Usage(f"{path} and {bundle} lie in different folders", hint="a test finds its bundle beside it")
+        raise Usage(
+            f"{path} and {bundle} lie in different folders", hint="put the test and its bundle in the same folder"
+        )
 
 
 def write_test(path: Path, bundle: Path, program: Path | None, comparison: Comparison) -> None:
@@ -51,7 +53,7 @@ def text_of_test(bundle: str, program: str | None, comparison: Comparison) -> st
     name = re.sub(r"\W", "_", f"test_{comparison.stage}_v{comparison.version}".lower(), flags=re.ASCII)
     body = "\n    ".join([f"batch = replayed(HERE / {bundle!r}{program_argument})", *lines])
     return f'''\
-"""{comparison.ref}: what is expected is what was committed. Make it what should have been."""
+"""{comparison.ref}: expects what was committed. Change the values to the correct ones."""
 
 {imports}from pathlib import Path
 

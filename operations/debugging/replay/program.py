@@ -89,7 +89,7 @@ def stop_in(stage: Stage) -> tuple[str, ...]:
 def _stop_in(function: Callable[..., Any]) -> str:
     if not isinstance(function, FunctionType):
         raise Refused(
-            f"{function!r} is not a function with a source, so nothing can stop in it",
+            f"{function!r} has no Python source, so no breakpoint can be set",
             hint="declare it with def, or write breakpoint() where it calls code of yours",
         )
     code = function.__code__
@@ -111,8 +111,8 @@ def _stop_in(function: Callable[..., Any]) -> str:
     replacement = next((candidate for candidate in _codes(compiled) if identity(candidate) == identity(code)), None)
     if replacement is None or "breakpoint" not in replacement.co_names:
         raise Refused(
-            f"{name!r} is not found at line {line} of {code.co_filename}, so nothing can stop in it",
-            hint="has the file changed meanwhile? of a lambda, make a function",
+            f"{name!r} is not found at line {line} of {code.co_filename}, so no breakpoint can be set",
+            hint="has the file changed? replace a lambda by a function",
         )
     function.__code__ = replacement
     return name

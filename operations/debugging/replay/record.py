@@ -115,7 +115,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int
     address = part.batch.address(number)
     source_message: SourceMessage | None = None
     if part.upstream and not reason:
-        reason = f"it is not known of which records {part.upstream}@v{part.version} made {address}"
+        reason = f"cannot trace {address} to the records that {part.upstream}@v{part.version} made it from"
     if not reason:
         try:
             source_message = _message(program, address, id_in(part.batch.replay.after, address.topic))
@@ -141,9 +141,10 @@ def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, w
         hops += tuple(_hop(search, partner, *item) for item in up)
         return _ending(program, dataclasses.replace(guilty, hops=hops, tied=()), *up[-1], "")
     if len(other.records) or not other.version:
-        fact = "several records brought them" if len(other.records) else "they waited in its table"
+        fact = "several records have them" if len(other.records) else "they were in its table already"
         return dataclasses.replace(
-            nothing, reason=f"{way[-1][0].batch.address(way[-1][1])} met bad values at {other.batch!r}: {fact}"
+            nothing,
+            reason=f"{way[-1][0].batch.address(way[-1][1])} was joined with bad values at {other.batch!r}: {fact}",
         )
     earlier = why(program, after.stage, other.version, other.key)
     return dataclasses.replace(
@@ -157,7 +158,7 @@ def _open_search(
     """Open the search, after checks that a replay gives what was committed. Raises `CannotProve` if it does not."""
     after = bad.stages[stage]
     if predicate.channels:
-        raise CannotProve("the predicate asks for records in flight, which a replay does not have")
+        raise CannotProve("the predicate reads in-flight records, which a replay does not have")
     if after.table is None and not after.side_tables:
         raise CannotProve(f"stage {after.stage!r} keeps no table")
     if after.edited is not None:
@@ -173,7 +174,7 @@ def _open_search(
                 f"{stored.num_rows} keys are different. {why_different(program, after)}"
             )
     if not search.is_bad_at(search.cut(search.everything)):
-        raise CannotProve(f"a replay of {stage}@v{after.version} does not come out bad")
+        raise CannotProve(f"a replay of {stage}@v{after.version} does not turn bad")
     return search
 
 
@@ -183,7 +184,7 @@ def _no_record(search: RecordSearch) -> str:
     assert nothing is not None  # noqa: S101
     version_text = f"{nothing.stage}@v{nothing.version}"
     if (nothing.stage, nothing.version) != (search.root.replay.after.stage, search.root.replay.after.version):
-        return f"it was emitted by a row that fell due at {version_text}, which no record there did"
+        return f"a row that fell due at {version_text} emitted it, not a record"
     if nothing.expired.num_rows:
         return f"rows that expired make {version_text} bad, whatever records it read"
     if nothing.fell_due.num_rows:

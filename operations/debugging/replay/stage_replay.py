@@ -51,9 +51,9 @@ class StageReplay:
     """Processed records, if already loaded; None to read them from Kafka."""
 
     def __post_init__(self) -> None:
-        hint = "with --code and the program that ran then it goes on"
+        hint = "give the program that ran then with --code"
         if (original := self.after.program) is not None:
-            hint = f"{original} ran then; with --code and that file as it was then it goes on"
+            hint = f"{original} ran then: give that version of the file with --code"
         if self.after.stage not in self.program.app.stages:
             raise NotFound("stage of the program", self.after.stage, self.program.app.stages, hint=hint)
         declared, stored = (

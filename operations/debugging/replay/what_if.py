@@ -87,7 +87,7 @@ class BadBatch:
         except Skip as error:
             raise CannotProve(f"the predicate cannot judge what a replay gives: {error}") from error
         except Wanted:
-            raise CannotProve("it was said by hand which moments are bad, which is not asked of replays") from None
+            raise CannotProve("moments were judged by hand, and a replay cannot ask a person") from None
 
     def is_bad(self, chosen: Chosen, only: Numbers | None = None) -> bool:
         """Return True if the moment is bad with only these records. Raises as replays do."""

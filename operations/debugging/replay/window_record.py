@@ -43,7 +43,7 @@ def function_of(code: str) -> Function:
     if not colon or not file or not name.isidentifier():
         raise Usage(
             f"{code!r} names no function; expected FILE:FUNCTION",
-            hint="of rows of the query's source, a function makes those before its stateful operator",
+            hint="the function turns rows of the query's source into the input of its stateful operator",
         )
     module = module_of(file)
     function = getattr(module, name, None)
@@ -61,7 +61,7 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
     try:
         previous, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
         if verdict.keys is None or not len(changed := verdict.keys.changed()):
-            raise CannotProve(f"no key of {stage}@v{after.version} is known that turned bad")
+            raise CannotProve(f"it is not known which keys turned bad at {stage}@v{after.version}")
         read = _window(kafka, previous, after)
         if not read.num_rows:
             raise CannotProve(f"{stage}@v{after.version} read no records of a Kafka topic")
@@ -118,7 +118,7 @@ def _rows(read: pa.Table, function: Function) -> pa.Table:
         with as_user_error("the function"):
             frame = with_records(function(shown), [shown])
             if frame is None:
-                raise CannotProve("the function mixes records: it must make each row of one record, without groupBy")
+                raise CannotProve("the function mixes records: each row must come from one record, without groupBy")
             return frame.toArrow()
 
 
