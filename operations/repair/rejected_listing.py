@@ -62,7 +62,7 @@ def rejected(
 ) -> RejectedRecords:
     """Return the newest `limit` rejected records (0 for all) of a cut; `every` includes those already retried.
 
-    Raises `NotFound` where there is no such stage at that moment.
+    Raises `NotFound` if the moment has no such stage.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)

@@ -226,7 +226,10 @@ def _check_offsets(
 
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
-    """Check that the clone may publish these sinks, to other topics than the source does."""
+    """Check that the clone may publish these sinks, to other topics than the source does.
+
+    Raises `Usage` for a bad topic name, `NotFound` for an unknown sink, and `Refused` for a topic of the source.
+    """
     kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     for name, topic in sinks.items():
         keys.check_topic(topic)

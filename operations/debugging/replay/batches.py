@@ -86,9 +86,9 @@ class ReplayBatch:
             count += left_out.rows.num_rows
         order = np.argsort(np.concatenate(numbers), kind="stable")
         self.place = pa.concat_tables(place_tables).take(pa.array(order)).combine_chunks()
-        """The columns of `Records.place` by number."""
+        """Columns of `Records.place`, by record number."""
         self.inputs = np.concatenate(inputs)[order]
-        """By number, which of the inputs a record is from, in the order in which the stage reads them."""
+        """Input index of each record, by record number; inputs in the order of the stage."""
         self._replays = {"": replay}
 
     def __repr__(self) -> str:

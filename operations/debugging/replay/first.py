@@ -38,7 +38,7 @@ class Queue:
     numbers: Numbers
     """Record number in the part's batch."""
     order: Ordered | None
-    """Basis of the order, if all records are of users' topics and read by one batch; else None."""
+    """Order of the records with their ties, if one batch read them all from users' topics; else None."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
@@ -119,7 +119,7 @@ class RecordSearch(BadBatch):
     nothing: NoRecord | None = None
     """Rows that expired or fell due, if the moment is bad with no record at all; else None."""
     fixed: dict[InputPart, Numbers] = field(default_factory=dict)
-    """Parts that come before the parts under search, with all their records."""
+    """Earlier parts, which the search includes with all their records."""
 
     def run(self) -> FirstRecord | None:
         """Return the record; None if the moment is bad with no record at all (`nothing`). Raises as replays do."""
