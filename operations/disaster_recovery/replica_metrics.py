@@ -1,4 +1,4 @@
-"""Metrics of `slackwater replicate` for Prometheus: how far the replica is, and what was copied."""
+"""Prometheus metrics of `slackwater replicate`: how current the replica is, and what was copied."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -30,7 +30,7 @@ class ReplicaMetrics:
         self._removed = counter("replica_removed_objects", "Objects that went, as they did from the app.")
 
     def observe(self, done: Round) -> None:
-        """Note a round."""
+        """Record the result of a round."""
         self._seen.set(done.cut.seen_ms / 1_000)
         self._commit.set(done.cut.time_ms / 1_000)
         self._lacks.set(1 if done.cut.lacks else 0)
@@ -40,5 +40,5 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        """Answer `GET /metrics` on a port; as `pipeline.run.metrics.serve`."""
+        """Serve `GET /metrics` on a port, by `pipeline.run.metrics.serve`; returns the port."""
         return serve(self.registry, port)
