@@ -56,7 +56,7 @@ def list_(session: Session, source: str = argument("[SRC]", "Only clones of this
     """List clones with owner, purpose, expiry and the storage they keep.
 
     Covers the store root, and clones of its apps under other roots. `keeps alone`: bytes that the source keeps only for
-    this clone.
+    this clone after gc.
     """
     session.show(session.client.clones(source))
 

@@ -42,7 +42,7 @@ def up(
 ) -> None:
     """Start Kafka and S3 for development and print the environment to use them.
 
-    Keeps servers that run. Needs Java 17, and at the first start Maven.
+    Keeps running servers. Needs Java 17, and Maven at the first start.
     """
     from ...pipeline.dev.servers import DevServers
 

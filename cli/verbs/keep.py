@@ -138,7 +138,7 @@ def rescale(
 def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOptions]) -> None:
     """Drop a stage that was removed from the program.
 
-    Snapshots, clones, verify and the lag ignore it then, and gc no longer keeps what it has not read. Its history and
+    Afterwards snapshots, clones, verify and the lag ignore it, and gc deletes what it has not read. Its history and
     table stay: APP/STAGE is its last state. A program that declares it again brings it back where it stopped. Retire
     receivers before senders.
     """
