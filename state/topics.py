@@ -95,7 +95,7 @@ def described(topic: str, stored: str, offsets: Sequence[int], current: TopicSta
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
         f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "
-        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, with "
+        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds "
         f"{current.holds(topic)}"
     )
 

@@ -159,7 +159,7 @@ def test_invariants_are_what_the_file_says_of_each(tmp_path: Path) -> None:
         ('[invariants.x]\nwere = "a"', "invariants.x.were, which is not a setting of an invariant"),
         ("[invariants.x]\nwhere = 1", "invariants.x.where must be a string that is not empty"),
         ('[invariants.x]\nwhere = "a"\nevery = "often"', "invariants.x.every 'often' is not a span of time"),
-        ('[invariants.x]\nwhere = "a"\nevery = "0s"', "is asked every 0 ms"),
+        ('[invariants.x]\nwhere = "a"\nevery = "0s"', "every 0 ms is not an interval"),
         ("invariants = 1", "invariants must be a table"),
         ("[invariants]\nx = 1", "invariants.x must be a table"),
     ],

@@ -70,7 +70,8 @@ def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool
     return Cause(
         "absence",
         proved=proved,
-        sentence=f"no record of {subject} came{when}; what others got made {'it' if count == 1 else 'them'} bad{how}",
+        sentence=f"no record of {subject} arrived{when}; rows of other keys made "
+        f"{'it' if count == 1 else 'them'} bad{how}",
         evidence={
             "keys": python_rows(of.keys.slice(0, MOST_KEYS)),
             "num_keys": count,

@@ -219,8 +219,9 @@ class Evaluator:
         previous = self.evaluated.setdefault(self.between.content(cut), step)
         if previous.answer != answer:
             raise Refused(
-                f"{step.ref} is {answer}, and {previous.ref}, whose tables hold the same rows, was {previous.answer}",
-                hint=f"`slackwater bisect log {cut.app}` shows what was said; `bisect replay` takes it corrected",
+                f"{step.ref} is {answer}, but {previous.ref}, whose tables hold the same rows, was {previous.answer}",
+                hint=f"correct the answers in the output of `slackwater bisect log {cut.app}`, and replay them with "
+                "`bisect replay`",
             )
 
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:

@@ -86,9 +86,7 @@ class Cause:
 
 def unknown(reason: str) -> Cause:
     """Return an unknown cause with the reason why it is unknown."""
-    return Cause(
-        "unknown", proved=False, sentence=f"what is behind it is not known: {reason}", evidence={"reason": reason}
-    )
+    return Cause("unknown", proved=False, sentence=f"the cause is unknown: {reason}", evidence={"reason": reason})
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: 
     if not proved:
         sentence = f"a guess: {sentence}"
     if add is not None:
-        sentence += f"; with --code {add.path} as it was then, beside the newer one, a replay tells"
+        sentence += f"; to prove it by a replay, add the old program: --code {add.path} as it was before the change"
     evidence: dict[str, object] = {
         "stage": change.stage,
         "version": change.version,

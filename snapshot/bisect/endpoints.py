@@ -56,7 +56,8 @@ class Ends:
             raise Refused(
                 f"{evaluator.ref(begin) or 'the beginning'} is good, and {evaluator.ref(high) or 'the beginning'}, "
                 "which is not after it, is bad",
-                hint=f"`slackwater bisect log {high.app}` shows what was said; `bisect replay` takes it corrected",
+                hint=f"correct the answers in the output of `slackwater bisect log {high.app}`, and replay them with "
+                "`bisect replay`",
             )
         low = between.low if begin is self.begin else begin
         high = min(high, between.high, key=length)
@@ -87,25 +88,25 @@ class Ends:
         where = self._name_of(evaluator, self.bad, high) or f"{high.app}@now"
         if at_high.answer == "skip":
             why = f": {at_high.why}" if at_high.why else ""
-            return Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
+            return Refused(f"the bad end {where} cannot be judged{why}", hint="choose another --bad")
         return Refused(
             f"the predicate returns no rows at {where}: nothing is wrong there"
             if evaluator.predicate.sql
             else f"nothing is wrong at {where}",
-            hint="give --bad a moment at which something is; `slackwater query` shows the tables",
+            hint="choose a --bad moment at which something is wrong; `slackwater query` shows the tables",
         )
 
     def _already_bad(self, evaluator: Evaluator) -> Refused:
         low, line = self.between.low, self.between.whole
-        where = f"{self._name_of(evaluator, self.good, low)}: it is not good there"
-        hint = "leave --good away to search all"
+        where = f"{self._name_of(evaluator, self.good, low)}, which therefore is not good"
+        hint = "omit --good to search the whole history"
         until_low = replace(self.between, low=line.beginning(), high=low)
         if not self.good and not self.between.is_whole:
-            where = f"{evaluator.ref(low)}, the oldest moment that is left of the history of {low.app}"
-            hint = "what came before was thinned out by gc, and nobody can tell any more"
+            where = f"{evaluator.ref(low)}, the oldest remaining moment of {low.app}"
+            hint = "garbage collection removed the earlier versions, so the first bad commit cannot be found"
         elif not self.good:
             where = f"the beginning of the history of {low.app}"
-            hint = "give --good a later moment, or a predicate that was not true from the start"
+            hint = "choose a later --good, or a predicate that is not true from the start"
         elif self.between.is_whole and until_low.ordered() and (earlier := until_low.middle()) is not None:
             hint = f"try --good {evaluator.ref(earlier)}"
         finding = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"
@@ -118,7 +119,7 @@ class Ends:
         """
         if text is None or not self.between.is_whole or self.resolved[text].versions == prefix.versions:
             return text or ""
-        return f"{evaluator.ref(prefix) or 'the beginning'}, the moment of the app's line next to {text}"
+        return f"{evaluator.ref(prefix) or 'the beginning'}, the commit nearest to {text}"
 
 
 def find_ends(
@@ -136,8 +137,8 @@ def find_ends(
     """
     if bad == BEGINNING:
         raise Usage(
-            "the bad end is the beginning, before the first commit, where no table has a row",
-            hint="give the moment at which something is wrong, or none for now",
+            "--bad is the beginning, before the first commit, where all tables are empty",
+            hint="choose a moment at which something is wrong, or omit --bad for the newest",
         )
     good = None if good == BEGINNING else good
     refs = tuple(filter(None, (good, bad)))
@@ -153,8 +154,8 @@ def find_ends(
     for stage, last in high.tables.items():
         if last.retired and predicate.names(stage):
             raise Refused(
-                f"the predicate names the table {stage}, whose stage is not part of {bad or app}: it was retired",
-                hint=f"search up to a moment that has it: --bad {app}/{stage}@v{last.version - 1}",
+                f"the predicate names the table {stage}, whose stage is retired at {bad or app}",
+                hint=f"search up to its last version: --bad {app}/{stage}@v{last.version - 1}",
             )
     between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
     low = _good_end(between, resolved[good] if good else None)
@@ -186,8 +187,8 @@ def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None
         is_before = not line.is_whole(low) and low.time_ms < high.time_ms
         if not is_before and not good:
             raise Refused(
-                f"of the history of {app} nothing is left before {bad}: gc thinned it out",
-                hint=f"`slackwater log {app}` shows what is left; give a later moment as the bad one",
+                f"no history of {app} is left before {bad}: garbage collection removed it",
+                hint=f"`slackwater log {app}` shows the remaining versions; choose a later --bad",
             )
     if not is_before:
         raise Refused(

@@ -62,5 +62,5 @@ def _find_entry(store: ObjectStore, commit: Manifest) -> Operation | None:
 
 def _describe(commit: Manifest, done: Operation | None) -> str:
     if (rewind := commit.rewind) is not None:
-        return f"back to v{rewind.to}{', its table only' if rewind.table_only else ''}"
+        return f"back to v{rewind.to}{' (table only)' if rewind.table_only else ''}"
     return done.detail if done is not None and done.detail else f"{commit.stage} v{commit.version - 1} was changed"

@@ -195,8 +195,8 @@ def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
         return _over_table(store, app, sql, table, "where")
     if table and is_statement(sql):
         raise Usage(
-            f"a table is given, {table}, beside a whole query, which names its own tables",
-            hint=f"give a condition over the columns of {table}, or leave the table away",
+            f"the table {table} is given with a whole query, which names its own tables",
+            hint=f"write a condition over the columns of {table}, or omit the table",
         )
     return Where(sql)
 
@@ -245,13 +245,13 @@ def _over_table(store: ObjectStore, app: str, condition: str, table: str, option
                 query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
             return Where(query, typed)
     if matches:
-        hint = f"say which: {app}/{matches[0]}"
-        raise Usage(f"the {option} {typed!r} may be over {' or '.join(matches)}", hint=hint)
+        hint = f"name the table: {app}/{matches[0]}"
+        raise Usage(f"the {option} {typed!r} is ambiguous: its columns are in {' and '.join(matches)}", hint=hint)
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
     raise Usage(
         f"the {option} {typed!r} fits no table of {app}",
         quoted=reasons,
-        hint=f"a {option} is a condition over one table's columns, as {_EXAMPLES[option]}",
+        hint=f"a {option} is a condition over one table's columns, such as {_EXAMPLES[option]}",
     )
 
 

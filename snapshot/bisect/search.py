@@ -303,6 +303,6 @@ def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations:
 
 def _nondeterministic() -> Refused:
     return Refused(
-        "the predicate found something wrong at one moment and nothing at another whose tables hold the same rows",
-        hint="let it depend on the tables alone: no random(), now() or settings",
+        "the predicate is nondeterministic: it gave different answers at two moments with the same rows",
+        hint="use only the tables in it: no random(), now() or settings",
     )

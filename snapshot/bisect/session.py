@@ -101,7 +101,7 @@ class Command(OfAllTables):
             ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
             raise SlackwaterError(
                 f"the command stopped the search with {ended} at {at.ref or 'the beginning'}: {self.text}",
-                hint="0 is good, 125 a skip, 1 to 127 bad",
+                hint="exit codes: 0 good, 125 skip, other codes up to 127 bad; higher ones stop the search",
             )
         return _wrong(f"exit code {code}") if code else _NO_ROWS
 
@@ -117,7 +117,7 @@ def load(text: str) -> Python:
         raise Usage(f"expected FILE:function, found {text!r}" + (f": there is no file {name}" if name else ""))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise Usage(f"{name} is no Python file")
+        raise Usage(f"{name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -171,9 +171,9 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         """Return the predicate of the request. Raises `Usage` if it has several, and the errors of `check`."""
         given_options = [name for name in _WAYS if getattr(self, name)]
         if len(given_options) > 1:
-            raise Usage(f"--{given_options[0]} and --{given_options[1]} both say what is wrong; give one of them")
+            raise Usage(f"--{given_options[0]} and --{given_options[1]} exclude each other: give one of them")
         if self.table and not (self.where or self.check):
-            raise Usage(f"the table {self.table} is that of --where or --check, and neither is given")
+            raise Usage(f"the table {self.table} needs a --where or --check condition, and neither is given")
         if self.where:
             return where(store, self.app, self.where, self.table)
         if self.check:
@@ -242,7 +242,7 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
             part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
             part.replace(path)
         except OSError as error:
-            raise Refused(f"the session cannot be kept in {path}: {error.strerror}") from None
+            raise Refused(f"cannot write the bisect session {path}: {error.strerror}") from None
 
 
 def path_of(folder: Path, app: str) -> Path:
@@ -256,11 +256,11 @@ def read(folder: Path, app: str) -> KeptSearch:
         return msgspec.json.decode(path.read_bytes(), type=KeptSearch)
     except FileNotFoundError:
         apps = [path.stem.removeprefix("bisect-") for path in folder.glob("bisect-*.json")]
-        hint = f"`slackwater bisect start {app}` begins one, as does every search"
-        raise NotFound("session of bisect for app", app, apps, hint=hint) from None
+        hint = f"every search keeps one; `slackwater bisect start {app}` starts one by hand"
+        raise NotFound("bisect session of app", app, apps, hint=hint) from None
     except (msgspec.DecodeError, OSError) as error:
         raise Refused(
-            f"{path} is not a session of bisect in format {FORMAT}: {error}",
+            f"{path} is not a bisect session in format {FORMAT}: {error}",
             hint=f"`slackwater bisect reset {app}` removes it",
         ) from None
 
@@ -291,7 +291,7 @@ def of_log(text: str, store: str) -> KeptSearch:
         if not arguments:
             continue
         if arguments[:2] != ["slackwater", "bisect"] or len(arguments) < 3:
-            raise Usage(f"line {number} of the log is no `slackwater bisect …`: {line}")
+            raise Usage(f"line {number} of the log is not a `slackwater bisect` command: {line}")
         if session is None:
             session = KeptSearch(store, _parse_request(arguments[2:], number))
         elif len(arguments) == 5 and arguments[2] in ("good", "bad", "skip") and arguments[3] == session.asked.app:

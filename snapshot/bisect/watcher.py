@@ -53,7 +53,7 @@ class Invariant:
 
     def __post_init__(self) -> None:
         if self.every_ms <= 0:
-            raise Usage(f"invariant {self.name!r}: it is asked every {self.every_ms} ms; expected a longer span")
+            raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
 
     def of(self, store: ObjectStore, app: str) -> "Invariant":
         """Return the invariant with its condition as a query on the app's tables. Raises the errors of `check`."""
@@ -81,10 +81,12 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
     except OSError as error:
         raise Unavailable(f"on_failure cannot be run: {error.strerror or error}", quoted=command) from None
     except subprocess.TimeoutExpired:
-        hint = "let it start what takes longer in the background, and end"
-        raise Unavailable(f"on_failure had not ended after {timeout_s:g} s", quoted=command, hint=hint) from None
+        hint = "run long tasks in the background"
+        raise Unavailable(
+            f"on_failure did not finish within {timeout_s:g} s and was killed", quoted=command, hint=hint
+        ) from None
     if ended.returncode:
-        raise Unavailable(f"on_failure ended with exit code {ended.returncode}", quoted=command)
+        raise Unavailable(f"on_failure failed with exit code {ended.returncode}", quoted=command)
 
 
 LAST_GOOD = "last-good"
@@ -221,7 +223,7 @@ def last_good(store: ObjectStore, app: str) -> Snapshot | None:
     if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_BY)):
         by = f", taken by {snapshot.by}" if snapshot.by else ""
         raise Refused(
-            f"{app}@{LAST_GOOD} is a snapshot of its own{by}; a watch would move it",
+            f"{app}@{LAST_GOOD} is an ordinary snapshot{by}, and `slackwater watch` needs the name for its tag",
             hint=f"`slackwater snapshot rm {app} {LAST_GOOD}` frees the name",
         )
     return snapshot

@@ -35,7 +35,7 @@ from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
 
 HASH, NULL, PLACE = "hash", "null", "{}"
-_SHAPE = "TABLE.column=hash, =null, or =TEXT with {} where the hash is to stand"
+_SHAPE = "TABLE.COLUMN=hash, =null, or =TEXT with {} for the hash"
 _DIGEST_BYTES = 8
 
 
@@ -96,7 +96,7 @@ class Masks:
             table, dot, column = target.partition(".")
             if not (table and dot and column) or (how not in (HASH, NULL) and PLACE not in how):
                 raise Usage(
-                    f"--mask {target}={how} does not say what to hide, and how; expected {_SHAPE}",
+                    f"--mask {target}={how} is malformed; expected {_SHAPE}",
                     hint="for example --mask customers.email=hash --mask 'customers.name=customer {}'",
                 )
             masks.append(ColumnMask(table, column, how))
@@ -126,9 +126,9 @@ class Masks:
             carried = sorted(names & {name for name, _ in parse_ddl(state.schema)}) if names else ()
             if carried:
                 raise Refused(
-                    f"{state.rows} rows are on the way on {state.channel!r}, with {', '.join(carried)} as they are: "
-                    "a mask is of tables",
-                    hint="choose a moment at which nothing is on the way, such as one after "
+                    f"{state.rows} in-flight rows on {state.channel!r} have {', '.join(carried)} unmasked: masks "
+                    "apply to tables only",
+                    hint="choose a moment without in-flight rows, for example after "
                     "`slackwater run FILE --until-caught-up`",
                 )
 
@@ -149,13 +149,14 @@ def check_masks(cut: Cut, masks: Masks) -> None:
             raise NotFound(f"column of {mask.table}", mask.column, visible)
         if mask.column in {column.name for column in table.key}:
             raise Refused(
-                f"{label} is part of the key, by which rows lie where they lie; expected a column beside the key",
-                hint="key the stage by something that may be seen, or clone without this table's people: hide the rest",
+                f"{label} cannot be masked: it is part of the key, which decides where rows are stored",
+                hint="key the stage by a column without personal data, or mask only the other columns",
             )
         if table.state and (why := kind_of(table.state).core.needed_in(mask.column)):
             raise Refused(
-                f"{label} cannot be hidden: {why}; expected a column that later records only replace",
-                hint="of an upsert all but by=, of an aggregate first and last, of an update what its function takes",
+                f"{label} cannot be masked: {why}; later records need the stored value",
+                hint="columns that can be masked: of an upsert all except by=, of an aggregate first and last, of an "
+                "update all except due=",
             )
         _check_type(label, mask, visible[mask.column])
 
@@ -165,8 +166,10 @@ def _check_type(label: str, mask: ColumnMask, column: Column) -> None:
     text = types.is_string(kind)
     fits = mask.how == NULL or text or (mask.how == HASH and (types.is_integer(kind) or types.is_binary(kind)))
     if not fits:
-        takes = "text, whole numbers and bytes" if mask.how == HASH else "text"
-        raise Refused(f"{label} is {kind}, and {mask.how!r} takes {takes}", hint=f"--mask {label}=null takes all")
+        takes = "text, integers and bytes" if mask.how == HASH else "text"
+        raise Refused(
+            f"{label} is {kind}, but {mask.how!r} masks only {takes}", hint=f"--mask {label}=null masks any type"
+        )
 
 
 _WORKERS = min(os.cpu_count() or 1, 4)

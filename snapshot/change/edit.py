@@ -77,7 +77,7 @@ def edit(
     same user within ten minutes is done once, unless `again` is set. Raises the errors of `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
-        raise Usage("an edit is a statement, or rows; expected one of the two", hint="give --sql TEXT or --rows FILE")
+        raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
     cut = newest(store, app, stage)
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None
@@ -148,7 +148,7 @@ def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
         return Change(request.sql)
     data = store.get(keys.edit_rows(app, request.id))
     if xxh3_128_hexdigest(data) != request.rows:
-        raise Refused("the rows of the edit are not those that were asked for: they are damaged")
+        raise Refused("the stored rows of the edit are damaged: their checksum differs")
     with pa.ipc.open_stream(data) as stream:
         return Change(rows=stream.read_all())
 
@@ -184,12 +184,12 @@ def _carry_out(
         answer = EDITS.find(store, request.id, app)
         if answer is not None and answer.error:
             withdraw(store, app, request)
-            raise Refused(f"the runner could not do the edit: {answer.error}", hint="nothing was changed")
+            raise Refused(f"the runner could not apply the edit: {answer.error}", hint="nothing was changed")
         if time.monotonic() > deadline:
             withdraw(store, app, request)
             raise Refused(
-                f"{runner} has {app}/{stage} and did not do the edit within {patience_s:g} s: it was withdrawn",
-                hint=f"`slackwater status {app}` shows whether it runs; --timeout waits for longer",
+                f"runner {runner} did not apply the edit of {app}/{stage} within {patience_s:g} s; it was withdrawn",
+                hint=f"`slackwater status {app}` shows if it is alive; --timeout waits longer",
             )
         time.sleep(_POLL_S)
 

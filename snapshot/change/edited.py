@@ -57,9 +57,8 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
     assert table is not None  # noqa: S101  it is among the cut's tables
     if any(sst.unshowable for sst in cut.tables[name].ssts):
         raise Refused(
-            f"{cut.app}/{name} has strings that are no UTF-8, or maps with a key twice: SQL would write others in "
-            "their place",
-            hint="nothing was changed; --rows FILE puts rows without SQL",
+            f"{cut.app}/{name} has strings that are not UTF-8, or maps with duplicate keys, which SQL would change",
+            hint="nothing was changed; edit by --rows FILE instead",
         )
     only = named_tables(sql, cut, or_all=False) | {name}
     with closing(connect(store, cache, cut, only=only, whole=name, memory=_MEMORY)) as con:
@@ -72,9 +71,9 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
         except duckdb.Error as error:
             if _ANOTHER_TABLE.search(str(error)):
                 raise Usage(
-                    f"an edit of {cut.app}/{name} changes the table {name} alone, and this statement changes another",
+                    f"an edit of {cut.app}/{name} may change only the table {name}; this statement changes another one",
                     quoted=f"statement: {sql.strip()}",
-                    hint=f"the other one is changed by an edit of its own: slackwater edit {cut.app}/TABLE",
+                    hint=f"edit the other table separately: slackwater edit {cut.app}/TABLE",
                 ) from error
             raise in_words(con, sql, error) from error
 
@@ -101,8 +100,8 @@ def _compare(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Tabl
     ).to_arrow_table()
     if twice.num_rows:
         raise Refused(
-            f"{name} would have several rows of one key, such as {examples(twice)}",
-            hint="nothing was changed; UPDATE changes rows that are there, INSERT is for keys that are not",
+            f"{name} would have several rows with the same key, such as {examples(twice)}",
+            hint="nothing was changed; use UPDATE for existing keys, INSERT for new ones",
         )
     nameless = con.sql(
         f"SELECT {keys} FROM changed t ANTI JOIN {quoted(_BEFORE)} c ON {same} "
@@ -110,8 +109,8 @@ def _compare(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Tabl
     ).to_arrow_table()
     if nameless.num_rows:
         raise Refused(
-            f"{name} would have new rows without a key, such as {examples(nameless)}",
-            hint="nothing was changed; give each row a value in every column of the key",
+            f"{name} would have new rows with null in the key, such as {examples(nameless)}",
+            hint="nothing was changed; give each row a value for every key column",
         )
     gone = f"SELECT {keys} FROM {quoted(_BEFORE)} EXCEPT SELECT {keys} FROM {after}"
     rows = con.sql(f"SELECT *, false {DELETED} FROM changed UNION ALL BY NAME SELECT *, true {DELETED} FROM ({gone})")
@@ -200,7 +199,7 @@ def edited(
 def table_of(head: Manifest) -> Table:
     """Return the table of a version. Raises `Refused` if the stage has none."""
     if head.table is None:
-        raise Refused(f"stage {head.app}/{head.stage} keeps no table, so there is nothing to edit")
+        raise Refused(f"stage {head.app}/{head.stage} has no table, so there is nothing to edit")
     return head.table
 
 
@@ -219,9 +218,9 @@ def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
             if unmatched.any():
                 some = changes.keys.filter(pa.array(unmatched)).slice(0, EXAMPLES)
                 raise Refused(
-                    f"{name} of {stage} would change without {companion}, from which it goes on with the next record, "
+                    f"the edit changes {name} of {stage} but not {companion}, from which the next record computes it, "
                     f"in {int(unmatched.sum()):,} rows, such as {examples(some)}",
-                    hint=f"set {' and '.join(companions)} as well: they are columns of the table here",
+                    hint=f"set {' and '.join(companions)} as well: an edit sees them as columns of the table",
                 )
 
 
@@ -243,5 +242,5 @@ def rows_of(source: RowSource, head: Manifest) -> pa.Table:
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     if repeats.any():
         some = keys.take(pa.array(order[repeats][:EXAMPLES]))
-        raise Refused(f"{int(repeats.sum()):,} rows of {source} have the key of another row: {examples(some)}")
+        raise Refused(f"{int(repeats.sum()):,} rows of {source} repeat the key of another row: {examples(some)}")
     return rows.combine_chunks()

@@ -76,10 +76,10 @@ def check_newest(store: ObjectStore, app: str, number: int) -> None:
     """Raise `Refused` if an app was migrated or rewound since the migration with this number."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > number:
-        program = "that it was migrated to" if last.verb == "migrate" else "that is to go on from there"
+        program = "it was migrated to" if last.verb == "migrate" else "that continues from there"
         raise Refused(
             f"app {app!r} was {last.did} by {last.by} while this run started",
-            hint=f"run it again, with the program {program}",
+            hint=f"start it again, with the program {program}",
         )
 
 
@@ -161,8 +161,8 @@ def carry_out(
         remove(store, app, snapshot)
     unpin_target(store, app, number)
     raise Refused(
-        f"app {app!r} was {decided.did} at the same moment, by {decided.by}: this one was not done",
-        hint="look at what that did (`slackwater log`), and say it again where something is left to do",
+        f"app {app!r} was {decided.did} at the same time by {decided.by}, so this command changed nothing",
+        hint=f"see the result with `slackwater log {app}`, and repeat this command if it is still needed",
     )
 
 
@@ -172,47 +172,47 @@ _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
 def lines(change: StageChange) -> Iterator[str]:
     """Yield a line for each change of one stage, without its name."""
     if change.formerly:
-        yield f"until now {change.formerly}: its history before is under that name"
+        yield f"renamed from {change.formerly}: earlier history keeps the old name"
     if change.kind == "retired":
-        yield "retired: the program has it no more; its history and its table stay"
+        yield "retired: no longer in the program; its history and table are kept"
         if change.may_be:
-            yield f"is {change.may_be} what it was? Then say --rename-stage {change.stage}={change.may_be}"
+            yield f"if it was renamed to {change.may_be}, add --rename-stage {change.stage}={change.may_be}"
     if change.kind == "added":
-        yield "new: begins with the next run"
+        yield "new: starts with the next run"
     yield from map(of_column, change.columns)
     if change.due is not None:
         old_due, new_due = change.due
         if not old_due:
-            yield f"+ {new_due}: rows fall due from here on; those from before once they are written again"
+            yield f"+ {new_due}: new rows fall due; existing ones once they are rewritten"
         elif not new_due:
-            yield f"- {old_due}: rows fall due no more"
+            yield f"- {old_due}: rows no longer fall due"
         else:
-            yield f"~ {new_due}, until now {old_due}; rows from before fall due at the times that they have"
+            yield f"~ {new_due}, was {old_due}; existing rows keep their due times"
     elif change.others:
-        yield "its columns are declared in another order or in other words; rows stay as they are"
+        yield "columns are declared in another order or form; rows do not change"
     if change.ttl is not None:
-        yield f"time to live: {_span(change.ttl[1])}, until now {_span(change.ttl[0])}"
-    yield from (f"reads {name} from then on" for name in change.inputs)
-    yield from (f"reads {name} no more" for name in change.gone)
-    yield from (f"writes {name} from its next start on" for name in change.outputs)
-    yield from (f"writes {name} no more from its next start on" for name in change.dropped)
+        yield f"time to live: {_span(change.ttl[1])}, was {_span(change.ttl[0])}"
+    yield from (f"starts to read {name}" for name in change.inputs)
+    yield from (f"stops reading {name}" for name in change.gone)
+    yield from (f"starts to write {name} at its next start" for name in change.outputs)
+    yield from (f"stops writing {name} at its next start" for name in change.dropped)
     for old, new in change.guesses:
-        yield f"is {new} what {old} was? Then say --rename {old}={new}; without that, {old} goes"
+        yield f"if {old} was renamed to {new}, add --rename {old}={new}; otherwise {old} is dropped"
 
 
 def of_column(change: ColumnChange) -> str:
     """Describe one change of a column."""
     match change.kind:
         case "added":
-            meaning = f" = {change.meaning}, from here on" if change.meaning else ""
+            meaning = f" = {change.meaning}, from now on" if change.meaning else ""
             value = "null" if change.default is None else change.default
-            return f"+ {change.column} {change.type}{meaning}; rows from before have {value}"
+            return f"+ {change.column} {change.type}{meaning}; existing rows have {value}"
         case "removed":
             return f"- {change.column} {change.type}"
         case "renamed":
-            return f"~ {change.before} is called {change.column}"
+            return f"~ {change.before} is renamed to {change.column}"
         case "widened":
-            return f"~ {change.column} is {change.type}, until now {change.before}"
+            return f"~ {change.column} is {change.type}, was {change.before}"
 
 
 def _span(ttl: Ttl | None) -> str:

@@ -106,8 +106,8 @@ def plan(
         if change is not None:
             if head.retired:
                 raise Refused(
-                    f"stage {head.app}/{name} is retired since v{head.version}, and the program has it changed",
-                    hint="bring it back as it was first (slackwater run), then change it; or give it a new name",
+                    f"stage {head.app}/{name} was retired at v{head.version}, and the program declares it with changes",
+                    hint="first bring it back unchanged (slackwater run), then migrate; or give it a new name",
                 )
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
@@ -117,9 +117,9 @@ def plan(
         for name in names:
             if (sender := declared.stages[reader].inputs[name]) in former:
                 raise Refused(
-                    f"stage {reader!r} would begin to read {name!r} of {sender!r} in the migration that renames "
-                    f"{former[sender]!r} to that",
-                    hint="do it in two: rename the stage first, and then let the other read it",
+                    f"stage {reader!r} cannot start reading {name!r} of {sender!r} in the same migration that renames "
+                    f"{former[sender]!r} to {sender!r}",
+                    hint="migrate twice: first rename the stage, then add the input",
                 )
     return result
 
@@ -129,10 +129,10 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[S
     if table_fit.refused is not None:
         raise table_fit.refused
     for name, (old, new) in inputs.writers.items():
-        old_writer, new_writer = (f"stage {writer!r}" if writer else "nobody of the app" for writer in (old, new))
+        old_writer, new_writer = (f"stage {writer!r}" if writer else "no stage of the app" for writer in (old, new))
         raise Refused(
-            f"stage {stage.name!r}: its input {name!r} is written by {new_writer} now, and was by {old_writer}",
-            hint="give the repartition topic a new name: then it is another input, read from its beginning",
+            f"stage {stage.name!r}: its input {name!r} is now written by {new_writer}, before by {old_writer}",
+            hint="give the repartition topic a new name, so that it is a new input, read from its beginning",
         )
     table, columns, is_redeclared = table_fit.table, table_fit.columns, table_fit.others
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
@@ -182,9 +182,9 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
                 num_unread = unread(output, source)
                 if source.offsets != output.ends if num_unread is None else num_unread > 0:
                     raise Refused(
-                        f"rows are on their way in {name!r} to {reader!r}, in other columns than the program has",
-                        hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
-                        "and migrate then",
+                        f"in-flight rows in {name!r} to {reader!r} do not fit the columns that the program declares",
+                        hint="run the old program until they are read (slackwater run OLD --until-caught-up), "
+                        "then migrate",
                     )
 
 
@@ -209,7 +209,7 @@ def _renames_by_stage(
                 f"column of app {declared.app!r}",
                 renamed,
                 {column for names in tables.values() for column in names},
-                hint="--rename OLD=NEW names a stored column first; --rename TABLE.OLD=NEW one of a certain table",
+                hint="in --rename OLD=NEW, OLD is a stored column; --rename TABLE.OLD=NEW is for one table",
             )
         # If several tables have the column, rename it where the program declares the new name.
         programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
@@ -226,30 +226,30 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Name
     app = declared.app
     for old, new in called.items():
         if old not in heads:
-            raise NotFound(f"stage of app {app!r}", old, heads, hint=f"{_OPTION} names a stored stage first")
+            raise NotFound(f"stage of app {app!r}", old, heads, hint=f"in {_OPTION}, OLD is a stored stage")
         if new not in declared.stages:
             raise NotFound(f"stage that the program declares of {app!r}", new, declared.stages, hint=f"{_OPTION}")
         if heads[old].retired:
             raise is_retired(heads[old])
         if new in heads:
             raise Refused(
-                f"app {app!r} {'had' if heads[new].retired else 'has'} a stage {new!r} already, whose history that "
-                f"name means: {old!r} cannot become that",
+                f"{old!r} cannot be renamed to {new!r}: app {app!r} {'had' if heads[new].retired else 'has'} a "
+                "stage of that name already, with its own history",
                 hint="choose a name that no stage of the app ever had",
             )
         if old in declared.stages:
             raise Refused(
-                f"the program has a stage {old!r}, too: that name would mean two histories of {app!r}",
-                hint=f"leave {old!r} as it is, and the new stage its name; or call that one otherwise",
+                f"{old!r} cannot be renamed: the program still declares a stage {old!r} of {app!r}",
+                hint=f"do not rename it; or give the stage {old!r} in the program another name",
             )
         if list(called.values()).count(new) > 1:
-            raise Refused(f"two stages of {app!r} cannot both become {new!r}")
+            raise Refused(f"two stages of {app!r} cannot both be renamed to {new!r}")
         # Rows are kept only for readers that have started, so all readers must have.
         for name, output in heads[old].outputs.items():
             if any(output.sent) and not any(readers(heads, name, old)):
                 raise Refused(
-                    f"rows that {old!r} wrote to {name!r} wait for a stage that has not begun to read them",
-                    hint="start the program once before the stage is renamed (slackwater run FILE --until-caught-up), "
+                    f"rows that {old!r} wrote to {name!r} wait for a stage that has not started to read them",
+                    hint="run the program once before you rename the stage (slackwater run FILE --until-caught-up), "
                     "or retire and migrate it without that channel first",
                 )
 

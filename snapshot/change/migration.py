@@ -214,7 +214,7 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     if step.retires or step.table is None:
         return changed
     if draft.table is None or draft.table.schema != step.schema:
-        raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
+        raise Refused(f"the table of {draft.app}/{draft.stage} changed since migration {number} was planned")
     old_ids = draft.table.ids
     values = (
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)

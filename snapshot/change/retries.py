@@ -48,7 +48,7 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
     """
     check_exclusion(store, app, Intent.RETRY)
     if not waiting(store, app, stage):
-        raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
+        raise Refused(f"{app}/{stage} has no rejected records to retry")
     request = next((open_request for open_request in RETRIES.all(store, app) if open_request.stage == stage), None)
     if request is None:
         request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)

@@ -65,8 +65,8 @@ def rescale(
     head = history.head(store, app, stage)
     if head is None or head.table is None:
         raise Refused(
-            f"stage {app}/{stage} keeps no table, so it has no state partitions",
-            hint=f"`slackwater status {app}` tells the keys of those that keep one",
+            f"stage {app}/{stage} has no table, so it has no state partitions",
+            hint=f"`slackwater status {app}` shows which stages have one",
         )
     if head.retired:
         raise is_retired(head)

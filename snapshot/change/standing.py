@@ -70,19 +70,19 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
     for source in users_inputs((head,)):
         moves = [end - had for end, had in _pairs(source, at.offsets)]
         if any(step < 0 for step in moves):
-            return f"{name} has read {-sum(min(0, step) for step in moves):,} offsets more of {source.topic}"
+            return f"{name} has read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
         if any(moves):
             return f"{name} has still to read {sum(moves):,} offsets of {source.topic}"
     for channel, source in head.inputs.items():
         if source.upstream and _has_unread(store, head.app, channel, source):
-            return f"{name} has still to read what {source.upstream} sent it"
+            return f"{name} has still to read rows from {source.upstream}"
     if (times := head.event_time) is not None and times.by_clock and at.clock_ms is not None:
         if times.due_ms is not None and times.due_ms > at.clock_ms:
-            return f"{name} has let rows fall due since"
+            return f"{name} has processed due rows since"
         if times.next_due_ms is not None and times.next_due_ms <= at.clock_ms:
-            return f"{name} has rows that fall due"
+            return f"{name} has rows that are due"
     elif times is not None and times.owed:
-        return f"{name} has rows that fall due"
+        return f"{name} has rows that are due"
     for sink, place in published.places(store, head).items():
         if rows := published.behind(head.sinks[sink], place):
             return f"{name} has still to publish {rows:,} rows for its sink {sink!r}"

@@ -56,7 +56,7 @@ class Switch:
         """
         old, new = heads
         if all(head.retired for head in new.values()):
-            raise Refused(f"every stage of {self.to} is retired: it may be removed at this moment")
+            raise Refused(f"every stage of {self.to} is retired: it may be being removed")
         for stage in order(new):
             if not new[stage].retired:
                 self._amend(store, new[stage], self._promotion_amendment(store, kafka, new[stage]), now_ms)
@@ -74,7 +74,7 @@ class Switch:
         note = apps.NameNote(promotion.name, promotion.number, self.to, self.over, self.by, now_ms, self.back)
         winner = apps.NAMES.add(store, note)
         if winner.folder != self.to:
-            outcome = "withdrawn" if winner.withdrawn else f"overtaken by that of {winner.folder}"
+            outcome = "withdrawn" if winner.withdrawn else f"preceded by that of {winner.folder}"
             raise MovedOn(f"the promotion of {self.to} over {promotion.name} was {outcome}, by {winner.by}")
 
     def _amend(self, store: ObjectStore, head: Manifest, change: Amendment, now_ms: int) -> None:

@@ -242,6 +242,6 @@ def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""
-    moment = f"{app}/{table} is the moment when it was"
+    moment = f"{app}/{table} is its last moment"
     name = called_since(store, app, table)
-    return f"it is called {name} since: {moment} renamed" if name else f"its stage is retired: {moment}"
+    return f"it was renamed to {name}: {moment} under the old name" if name else f"its stage is retired: {moment}"

@@ -135,7 +135,7 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
             # The answer would be the newest state, which a user who mistyped the year would take for another day's.
             where = f"{app}/{stage}" if stage else app
             raise Usage(
-                f"ref {text!r}: {when} is still to come; by this machine's clock it is {instants.iso(now_ms)}",
+                f"ref {text!r}: {when} is in the future; this machine's clock says {instants.iso(now_ms)}",
                 hint=f"write an earlier time, or {where}@now for the newest state",
             )
         return AtTime(time_ms)
@@ -152,13 +152,13 @@ def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
     where, _, _ = text.partition("@")
     if when in OLDEST:
         hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"
-        return Usage(f"ref {text!r}: {when!r} names no moment", hint=hint)
+        return Usage(f"ref {text!r}: {when!r} is not a moment", hint=hint)
     suggestions = [
         f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {meaning}"
         for form, meaning in forms(when, now_ms)
     ]
     return (
-        Usage(f"ref {text!r}: {when!r} names no moment", hint=f"write {', or '.join(suggestions)}")
+        Usage(f"ref {text!r}: {when!r} is not a moment", hint=f"write {', or '.join(suggestions)}")
         if suggestions
         else None
     )

@@ -44,7 +44,7 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
         cut = cut_at(store, ref)
     except Corruption as error:
         if not ref.stage:
-            advice = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
+            advice = f"undamaged stages can be read one by one, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {advice}" if error.hint else advice
             raise
         damage = error
@@ -82,8 +82,8 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
         raise MomentGone(
             f"moment of app {cut.app!r}",
             cut.ref,
-            found=f"{', '.join(gone)} went while it was read: retention does not keep it any more (slackwater gc)",
-            hint=f"choose a later moment; `slackwater snapshot take {cut.app} NAME --instant` keeps one from going",
+            found=f"{', '.join(gone)} was garbage-collected while it was read: retention does not keep it",
+            hint=f"choose a later moment; `slackwater snapshot take {cut.app} NAME --instant` keeps a moment",
         ) from error
 
 
@@ -165,7 +165,7 @@ def _commits_back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits
             "moment",
             ref.text,
             found=f"{where} has {many if commits_back else 'no commit of data yet'}",
-            hint=f"`slackwater log {ref.app}` shows them",
+            hint=f"`slackwater log {ref.app}` lists them",
         )
     return commits_back[commits]
 
@@ -179,11 +179,11 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
         reason, hint = f"{where} has no version yet", "`slackwater run` starts it"
     elif not ref.stage and (last := retired_since(store, ref.app, stages)):
         reason = f"every stage of {ref.app} was retired by {_shown(last)}"
-        hint = f"{ref.app}/STAGE is the last of a stage; {ref.app}@{_shown(last - 1)} is before that"
+        hint = f"{ref.app}/STAGE is the last moment of a stage; {ref.app}@{_shown(last - 1)} is before that"
     elif limit.first:
         begin, kept = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
-        earlier = f"; before that, {len(kept)} moments are left, from {kept[0]} to {kept[-1]}" if kept else ""
-        reason = f"the history of {ref.app} is whole from {begin} on{earlier}"
+        earlier = f"; before that, {len(kept)} moments remain, from {kept[0]} to {kept[-1]}" if kept else ""
+        reason = f"the history of {ref.app} is complete from {begin} on{earlier}"
         hint = f"the earliest is {where}@{kept[0] if kept else begin}; older versions were collected (slackwater gc)"
     else:
         reason = f"the history of {where} begins at {_shown(min(times))}"

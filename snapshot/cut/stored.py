@@ -79,7 +79,7 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
     for other in open_requests(store, app):
         if other.name == name:
             raise Refused(
-                f"snapshot {name!r} of {app} was asked for already by {other.by} and is not complete",
+                f"snapshot {name!r} of {app} was already requested by {other.by} and is not complete yet",
                 hint=f"wait for it, or choose another name; `slackwater snapshot rm {app} {name}` cancels it",
             )
 
@@ -266,7 +266,7 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
             f"snapshot of app {app!r}",
             name,
             (info.key.removeprefix(keys.snapshots(app)).removesuffix(".json") for info in listed),
-            hint=f"{name!r} is asked for and not complete yet: is the app running?" if is_requested else "",
+            hint=f"{name!r} was requested and is not complete yet: is the app running?" if is_requested else "",
         )
     return snapshot
 

@@ -64,9 +64,7 @@ def check_verb(verb: str) -> None:
     """Raise `Usage`, with the nearest verb, unless the log may contain this verb."""
     names = {name for listed in VERBS for name in _names_of(listed)}
     if verb not in names:
-        raise Usage(
-            f"{verb!r} is no verb of the log of operations{nearest(verb, names)}", hint=f"there are: {', '.join(VERBS)}"
-        )
+        raise Usage(f"{verb!r} is not a verb of the audit log{nearest(verb, names)}", hint=f"verbs: {', '.join(VERBS)}")
 
 
 _WHY: ContextVar[str] = ContextVar("why", default="")
@@ -91,7 +89,7 @@ def because(message: str) -> Iterator[None]:
     if len(message) > limits.MAX_LINE:
         raise Usage(
             f"the message has {len(message):,} characters; expected at most {limits.MAX_LINE:,}",
-            hint="name a ticket or a page that says the rest",
+            hint="name a ticket or a page with the details",
         )
     token = _WHY.set(message)
     try:

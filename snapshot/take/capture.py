@@ -72,15 +72,13 @@ def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pa
         data = store.get(captured_object.key)
     except ObjectNotFound:
         raise Corruption(
-            f"{captured_object.key} is missing: these records in flight are gone", object_key=captured_object.key
+            f"{captured_object.key} is missing: its in-flight records are lost", object_key=captured_object.key
         ) from None
     problem = f"{len(data)} bytes; expected {captured_object.bytes}" if len(data) != captured_object.bytes else ""
     if not problem and (checksum := xxhash.xxh3_128_hexdigest(data)) != captured_object.checksum:
         problem = f"checksum {checksum}; expected {captured_object.checksum}"
     if problem:
-        raise Corruption(
-            f"{captured_object.key} is not what was written: it has {problem}", object_key=captured_object.key
-        )
+        raise Corruption(f"{captured_object.key} is damaged: it has {problem}", object_key=captured_object.key)
     return read_whole(data, check_pages=check_pages)
 
 
@@ -115,9 +113,9 @@ def _capture_one(
             written.append(put_object(store, app, name, rows))
     except Gone as error:
         raise Gone(
-            f"records in flight on {state.channel!r} to {state.receiver!r} cannot be kept: {error.message}",
-            hint=f"stage {state.receiver!r} cannot read them any more either: start the app (`slackwater run`), "
-            "which says how to go on without them, and take the snapshot then",
+            f"in-flight records on {state.channel!r} to {state.receiver!r} cannot be captured: {error.message}",
+            hint=f"stage {state.receiver!r} cannot read them either: start the app (`slackwater run`), which says how "
+            "to continue without them, then take the snapshot",
         ) from None
     actual = tuple(counts.tolist())
     if state.counts and actual != state.counts:

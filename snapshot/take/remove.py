@@ -102,10 +102,12 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:
         return snapshot
-    hint = f"first, or damage it: slackwater snapshot rm {app} {name} --force"
+    hint = f"first; or, which damages it: slackwater snapshot rm {app} {name} --force"
     if clone_lives(store, snapshot):
         label = f"app {snapshot.clone!r}{under(snapshot.clone_root)}"
-        fact = f"{label} is a clone that lives from snapshot {name!r} of {app}: without it, its state may be collected"
+        fact = (
+            f"{label} is a clone that uses snapshot {name!r} of {app}: without it, the clone's files may be collected"
+        )
         raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {snapshot.clone} {hint}"))
     # A pin whose clone is gone may still protect SSTs that clones of this clone use.
     other_pins = (
@@ -115,7 +117,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     for root in sorted({"", snapshot.clone_root}) if only_here else ():
         for other, objects in shared(store, app, root):
             if objects & only_here:
-                label = f"app {other!r}{under(root)} comes from {snapshot.clone!r}"
-                fact = f"{label}, and snapshot {name!r} of {app} keeps part of its state"
+                label = f"app {other!r}{under(root)} was cloned from {snapshot.clone!r}"
+                fact = f"{label}, and uses files that snapshot {name!r} of {app} keeps"
                 raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {other} {hint}"))
     return snapshot

@@ -65,7 +65,7 @@ def pin(
             # Objects may be collected until a snapshot names them.
             if not exists(store, item.key):
                 raise Refused(
-                    f"it took so long to keep the records in flight that {item.key} was collected", hint="take it again"
+                    f"capturing in-flight records took so long that {item.key} was collected", hint="take it again"
                 )
     except SlackwaterError:
         SNAPSHOTS.remove(store, name, cut.app)
@@ -110,7 +110,7 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
         raise NotFound(
             f"snapshot of app {keeper.app!r}",
             keeper.name,
-            found="it was removed while the records in flight that it keeps were to be kept for longer",
+            found="it was removed while another snapshot was about to share its in-flight records",
             hint="choose another moment",
         )
     history.list_stages(store, written.app)  # raises if the app is being removed, for the same reason
@@ -123,7 +123,7 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
                 f"moment of app {written.app!r}",
                 written.name,
                 found=f"{stage}@v{version} was collected before it could be pinned",
-                hint=f"choose a later moment; `slackwater log {written.app}` shows what there is",
+                hint=f"choose a later moment; `slackwater log {written.app}` lists the versions",
             )
     return written
 

@@ -77,8 +77,8 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     apps.read_app(store, app)
     if retired_since(store, app, history.list_stages(store, app)):
         raise Refused(
-            f"every stage of {app} is retired: none would answer",
-            hint=f"a program that has the stages brings them back; {app}/STAGE is the last of one",
+            f"every stage of {app} is retired, so none can answer",
+            hint=f"run a program that declares the stages to bring them back; {app}/STAGE is the last moment of one",
         )
     if (written := find_snapshot(store, app, name)) is not None:
         raise taken(written)
@@ -174,7 +174,7 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
     if written.id != request.id:
         raise Refused(
             f"snapshot {request.name!r} of {app} was taken by {written.by} while this one was under way",
-            hint="ask again with another name",
+            hint="choose another name",
         )
     return written
 

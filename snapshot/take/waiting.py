@@ -153,7 +153,7 @@ def _wait(
 def _failure(store: ObjectStore, app: str, name: str) -> Refused:
     details = (done.detail for done in list_operations(store, app, 20) if done.verb == "snapshot failed")
     reasons = (detail.removeprefix(f"{name}: ") for detail in details if detail.startswith(f"{name}: "))
-    return Refused(f"snapshot {name!r} of {app} was not taken: {next(reasons, 'somebody withdrew it')}")
+    return Refused(f"snapshot {name!r} of {app} was not taken: {next(reasons, 'it was withdrawn')}")
 
 
 def _timeout_error(app: str, name: str, answers: Mapping[str, StageAnswer], timeout_s: float) -> Unavailable:
@@ -165,7 +165,7 @@ def _timeout_error(app: str, name: str, answers: Mapping[str, StageAnswer], time
         for stage, answer in answers.items()
         if answer.awaited
     )
-    who = "; ".join(missing) if missing else "no stage of it has committed a version yet"
+    who = "; ".join(missing) if missing else "no stage has committed a version yet"
     unresponsive = silent_stages(answers)
     return Unavailable(
         f"snapshot {name!r} of {app} was not complete after {timeout_s:g} s and is withdrawn: {who}",

@@ -71,9 +71,9 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
         if elsewhere and next(iter(target.list_folders("")), None) is None:
             raise Refused(
                 f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
-                f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
-                hint=f"do this where {snapshot.clone_root} can be read; or, if the clone is gone, remove what keeps "
-                f"its state: slackwater snapshot rm {snapshot.app} {snapshot.name} --force",
+                f"under {snapshot.clone_root}, which cannot be read from here: the clone may still exist",
+                hint=f"run this where {snapshot.clone_root} can be read; or, if the clone is gone, remove its "
+                f"snapshot: slackwater snapshot rm {snapshot.app} {snapshot.name} --force",
             )
         return False
     origin = info.origin

@@ -85,31 +85,31 @@ LAW: Final[Mapping[Intent, Mapping[UnderWay, Does]]] = {
     intent: dict(zip(UnderWay, row, strict=True)) for intent, row in _ROWS.items()
 }
 
-_ELSEWHERE = "{intent} is for the app itself"
-_SNAPSHOT = "what a snapshot keeps could have them, so none is taken meanwhile"
+_ELSEWHERE = "{intent} is possible only on the app itself"
+_SNAPSHOT = "a snapshot could keep them, so none can be taken meanwhile"
 _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
     UnderWay.COPY: {None: _ELSEWHERE},
     UnderWay.LEFT: {None: _ELSEWHERE},
-    UnderWay.RECOVERY: {None: _ELSEWHERE, Intent.REPLICATE: "nothing is copied there any more"},
-    UnderWay.RUNNER: {Intent.ADOPT: "it would not know the app while a stage is adopted"},
+    UnderWay.RECOVERY: {None: _ELSEWHERE, Intent.REPLICATE: "nothing is copied to it any more"},
+    UnderWay.RUNNER: {Intent.ADOPT: "a stage cannot be adopted while the app runs"},
     UnderWay.SNAPSHOT: {
-        Intent.FORGET: "it may keep records in flight that hold what is to be forgotten",
-        Intent.MIGRATE: "it waits for stages that would read other inputs or have other names",
+        Intent.FORGET: "it may capture in-flight records with keys to be forgotten",
+        Intent.MIGRATE: "the migration changes inputs or names of stages that it waits for",
     },
-    UnderWay.EDIT: {Intent.FORGET: "it may make a row of what is to be forgotten"},
+    UnderWay.EDIT: {Intent.FORGET: "it may write a row with a key to be forgotten"},
     UnderWay.FORGETTING: {
         Intent.SNAPSHOT: _SNAPSHOT,
         Intent.PIN: _SNAPSHOT,
         Intent.CLONE: _SNAPSHOT,
-        Intent.COLLECT: "what it has written is named by nothing yet, so nothing is collected meanwhile",
-        Intent.EDIT: "an edit could have them, so none is made meanwhile",
+        Intent.COLLECT: "its new files are not referenced yet, so nothing can be collected meanwhile",
+        Intent.EDIT: "an edit could write them again, so none can be made meanwhile",
         # Each of these takes a snapshot first, with in-flight records.
         Intent.MIGRATE: _SNAPSHOT,
         Intent.REWIND: _SNAPSHOT,
         Intent.RESET: _SNAPSHOT,
-        Intent.FORGET: "no others are meanwhile",
+        Intent.FORGET: "only one forget can run at a time",
     },
-    UnderWay.CLONING: {None: "it lives from the app", Intent.FORGET: "it would have what is to be forgotten"},
+    UnderWay.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
 }
 """Reason of a refusal, appended to the sign's fact; None is the default of the column, and empty needs none."""
 

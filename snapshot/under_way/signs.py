@@ -51,22 +51,22 @@ def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
         return None
     label = f"{app} under {store.url}"
     if replica.state == "left":
-        fact = f"{label} was recovered elsewhere by {replica.by}, and runs under {replica.root} since"
-        return Sign(UnderWay.LEFT, fact, f"say --store {replica.root}")
-    hint = f"say --store {replica.root}; or, where that is lost: slackwater recover {app} --from {store.url}"
+        fact = f"{label} was recovered elsewhere by {replica.by}, and now runs under {replica.root}"
+        return Sign(UnderWay.LEFT, fact, f"use --store {replica.root}")
+    hint = f"use --store {replica.root}; or, if that store is lost: slackwater recover {app} --from {store.url}"
     return Sign(UnderWay.COPY, f"{label} is a replica of {replica.root}", hint)
 
 
 def _runner(store: ObjectStore, app: str) -> Sign | None:
     for beat in beats(store, app, instants.now_ms()):
-        fact = f"{', '.join(sorted(beat.stages))} of {app} run, by {beat.by}"
-        return Sign(UnderWay.RUNNER, fact, "stop that runner first, or say --fence: then it stops within seconds")
+        fact = f"{', '.join(sorted(beat.stages))} of {app} run on {beat.by}"
+        return Sign(UnderWay.RUNNER, fact, "stop that runner first, or add --fence, which stops it within seconds")
     return None
 
 
 def _snapshot(store: ObjectStore, app: str) -> Sign | None:
     for open_request in open_requests(store, app):
-        fact = f"snapshot {open_request.name!r} of {app} is under way, asked for by {open_request.by}"
+        fact = f"snapshot {open_request.name!r} of {app} is under way, requested by {open_request.by}"
         hint = f"wait until it is complete, or withdraw it: slackwater snapshot rm {app} {open_request.name}"
         return Sign(UnderWay.SNAPSHOT, fact, hint)
     return None
@@ -74,8 +74,8 @@ def _snapshot(store: ObjectStore, app: str) -> Sign | None:
 
 def _edit(store: ObjectStore, app: str) -> Sign | None:
     for open_request in EDITS.all(store, app):
-        fact = f"an edit of {app} is under way, asked for by {open_request.edit.by}"
-        return Sign(UnderWay.EDIT, fact, "let it end: the same `slackwater edit` again finishes it")
+        fact = f"an edit of {app} is under way, requested by {open_request.edit.by}"
+        return Sign(UnderWay.EDIT, fact, "wait for it; repeating the same `slackwater edit` finishes it")
     return None
 
 
@@ -83,10 +83,12 @@ def _forgetting(store: ObjectStore, app: str) -> Sign | None:
     if (note := forgetting.find(store, app)) is None:
         return None
     hint = (
-        "let that end, and try again; if it broke off, `slackwater forget` with the same keys finishes it, and "
-        f"`slackwater forget {note.of} --give-up` ends it for those who do not have them"
+        "wait until it is done; if it was interrupted, `slackwater forget` with the same keys finishes it, and "
+        f"`slackwater forget {note.of} --give-up` abandons it if the keys are lost"
     )
-    return Sign(UnderWay.FORGETTING, f"{note.by} forgets keys of {note.of} since {instants.iso(note.time_ms)}", hint)
+    return Sign(
+        UnderWay.FORGETTING, f"{note.by} has been forgetting keys of {note.of} since {instants.iso(note.time_ms)}", hint
+    )
 
 
 def _change(store: ObjectStore, app: str) -> Sign | None:
@@ -98,13 +100,13 @@ def _change(store: ObjectStore, app: str) -> Sign | None:
 
 def half_done(change: Migration, missing: Sequence[str]) -> Sign:
     """Return the sign of a change that some stages have not applied."""
-    fact = f"{change.what} of {change.app}, by {change.by}, is not done yet: {', '.join(missing)} did not go through it"
+    fact = f"{change.what} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
     return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
 
 
 def _cloning(store: ObjectStore, app: str) -> Sign | None:
     for name in clones.being_made(store, app):
-        hint = f"let it end, or type it again if it broke off; `slackwater app rm {name}` gives it up"
+        hint = f"wait for it, or repeat the command if it was interrupted; `slackwater app rm {name}` abandons it"
         return Sign(UnderWay.CLONING, f"a clone of {app}, {name}, is being made", hint)
     return None
 
@@ -113,9 +115,9 @@ def _clones(store: ObjectStore, app: str) -> Sign | None:
     for clone, root in clones.living(store, app):
         first = f"remove {clone} first"
         if name := apps.name_of(store.at(root), clone):
-            first = f"merge what {name} shares (slackwater compact {name} --full), and let gc collect what came before"
-        fact = f"app {clone!r}{clones.under(root)} lives from {app}: it is a clone, and shares its SSTs"
-        hint = f"{first}; `slackwater app rm {app} --force` removes {app} all the same, and {clone} is damaged"
+            first = f"let {name} stop sharing files: slackwater compact {name} --full, then gc"
+        fact = f"app {clone!r}{clones.under(root)} is a clone that still uses files of {app}"
+        hint = f"{first}; `slackwater app rm {app} --force` removes {app} anyway, and damages {clone}"
         return Sign(UnderWay.CLONES, fact, hint)
     return None
 
@@ -125,8 +127,8 @@ def _recovery(store: ObjectStore, app: str) -> Sign | None:
     copy = replicas.find(store, app) if recovery is not None else None
     if recovery is None or copy is None or copy.state != "copy":
         return None
-    fact = f"{app} is recovered from {store.url} by {recovery.by}, since {instants.when(recovery.time_ms)}"
-    return Sign(UnderWay.RECOVERY, fact, "it is the app itself once that is done")
+    fact = f"{app} is being recovered from {store.url} by {recovery.by}, since {instants.when(recovery.time_ms)}"
+    return Sign(UnderWay.RECOVERY, fact, "wait until the recovery is done")
 
 
 SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {

@@ -223,7 +223,7 @@ def _check_hashable(name: str, kind: pa.DataType) -> None:
     elif pa.types.is_nested(kind):
         raise Usage(
             f"column {name!r} of type {kind} cannot be a key: expected a plain value, or a struct of plain values",
-            hint="select the fields that identify the row, or make the value a string",
+            hint="a list or map cannot be a key: select the fields that identify the row, or convert it to a string",
         )
     elif not pa.types.is_null(kind):
         _hash_column(name, pa.nulls(0, kind), np.empty(0, np.uint64))

@@ -109,7 +109,7 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
         assert len(rows) == expected
     always = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 0")
     assert always.exit_code == 1
-    assert "the oldest moment that is left of the history of flights" in always.stderr
+    assert "the oldest remaining moment of flights" in always.stderr
     first = at(boundary_of(thinned).moments[0].time_ms)
     found = from_json("bisect", "flights", *where, "--good", f"flights@{first}")
     assert (found["candidates"], found["begins"]) == ([], begins)

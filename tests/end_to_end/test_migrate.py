@@ -66,11 +66,11 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
     looked = migrate(ledger, "migrated", monkeypatch, RENAMES, dry_run=True)
     assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
     assert {each.stage: list(lines(each)) for each in looked.plan.changes} == {
-        "accounts": ["+ newest int64; rows from before have -1"],
+        "accounts": ["+ newest int64; existing rows have -1"],
         "branches": [
-            "~ total is called amounts",
-            "~ average is called mean",
-            "+ since int64 = count(), from here on; rows from before have null",
+            "~ total is renamed to amounts",
+            "~ average is renamed to mean",
+            "+ since int64 = count(), from now on; existing rows have null",
             "- high string",
         ],
     }

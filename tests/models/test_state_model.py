@@ -387,7 +387,7 @@ class StateModel(StateMachine):
     def remove_a_snapshot(self, data: st.DataObject) -> None:
         app, name = data.draw(st.sampled_from(sorted(self.pins)))
         if name.startswith("clone-"):
-            with pytest.raises(Refused, match="is a clone that lives from"):
+            with pytest.raises(Refused, match="is a clone that uses"):
                 remove(fresh(self.store), app, name)
         else:
             remove(fresh(self.store), app, name)

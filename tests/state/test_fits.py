@@ -55,9 +55,9 @@ def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None
         ("added", "late"),
     ]
     assert [of_column(each) for each in changes] == [
-        "~ price is called mean_price",
-        "~ largest is int64, until now int32",
-        "+ late int64 = count(late), from here on; rows from before have null",
+        "~ price is renamed to mean_price",
+        "~ largest is int64, was int32",
+        "+ late int64 = count(late), from now on; existing rows have null",
     ]
     # Without a word about the name, it is a new one, and the old one goes: that may be a mistake.
     table, changes = evolve("countries", AGGREGATES, declared, {})
@@ -207,9 +207,7 @@ def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do(
     late = Column("late", "int64")
     declared = replace(stored, values=(*AGGREGATES.values, late, due), state=Final(more).stored)
     table, changes = evolve("countries", stored, declared, {})
-    assert [of_column(each) for each in changes] == [
-        "+ late int64 = count(late), from here on; rows from before have null"
-    ]
+    assert [of_column(each) for each in changes] == ["+ late int64 = count(late), from now on; existing rows have null"]
     assert table.ids == (1, 2, 3, 4, 5, 6, 8, 7)
     renamed = replace(
         stored,

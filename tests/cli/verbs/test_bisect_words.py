@@ -117,10 +117,10 @@ def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(stor
     ("words", "expected"),
     [
         (("flights",), "missing --where, --check, --python or --run"),
-        (("flights", "--where", BAD, "--check", "delay > 0"), "--where and --check both say"),
-        (("flights/carriers", "--where", BAD), "beside a whole query, which names its own tables"),
-        (("flights/carriers", "--run", "true"), "the table carriers is that of --where or --check"),
-        (("flights", "--where", "delay > 1000"), "may be over aircraft or carriers"),
+        (("flights", "--where", BAD, "--check", "delay > 0"), "--where and --check exclude each other"),
+        (("flights/carriers", "--where", BAD), "with a whole query, which names its own tables"),
+        (("flights/carriers", "--run", "true"), "the table carriers needs a --where or --check condition"),
+        (("flights", "--where", "delay > 1000"), "its columns are in aircraft and carriers"),
         (("flights", "--where", "nothing > 1000"), "fits no table of flights"),
         (("flights/carriers", "--where", "delay"), "returns BIGINT; expected one BOOLEAN"),
         (("flights/carriers", "--where", "delay > 1; DROP TABLE carriers"), "Parser Error"),
@@ -220,4 +220,4 @@ def test_the_good_end_may_be_called_beginning_and_the_bad_one_may_not() -> None:
     assert (named["stage"], named["first_bad"]) == (plain["stage"], plain["first_bad"])
     refused = slackwater("bisect", "flights", "--where", BAD, "--bad", "beginning")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "error: the bad end is the beginning, before the first commit" in refused.stderr
+    assert "error: --bad is the beginning, before the first commit" in refused.stderr

@@ -70,9 +70,9 @@ def test_json_has_all_rows_and_values_can_be_hidden(app: FlightsApp) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("edit", "flights/carriers"), 2, "an edit is a statement, or rows; expected one of the two"),
+        (("edit", "flights/carriers"), 2, "an edit needs either an SQL statement or rows"),
         (("edit", "flights", "--sql", NEGATIVE), 2, "APP/TABLE"),
-        (("edit", "flights/legs", "--sql", "DELETE FROM legs"), 1, "keeps no table, so there is nothing to edit"),
+        (("edit", "flights/legs", "--sql", "DELETE FROM legs"), 1, "has no table, so there is nothing to edit"),
         (("edit", "flights/nothing", "--sql", NEGATIVE), 1, "no stage of app 'flights' named 'nothing'"),
         (("edit", "flights/carriers", "--sql", "DROP TABLE carriers"), 2, "this is a DROP statement"),
     ],

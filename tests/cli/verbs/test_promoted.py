@@ -46,7 +46,7 @@ def test_the_app_behind_a_name_is_neither_removed_nor_made_anew_whatever_it_is_c
                 said = refused(*words, called, *dry_run)
                 assert "app s is p since it was promoted over it: it is neither removed nor made anew" in said
                 assert "give the name back first (slackwater promote --back --over p)" in said
-    assert "app 'other' lives from p: it is a clone" in refused("app", "rm", "p~1", "--fence", "--dry-run")
+    assert "app 'other' is a clone that still uses files of p" in refused("app", "rm", "p~1", "--fence", "--dry-run")
     forced = done("app", "rm", "p~1", "--fence", "--force", "--dry-run")
     assert forced.startswith("would remove p~1 (folder p): 2 stages")
     assert "done already" in done("promote", "s", "--over", "p")

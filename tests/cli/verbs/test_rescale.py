@@ -55,7 +55,7 @@ def test_a_dry_run_of_a_rescale_changes_nothing(store: ObjectStore) -> None:
     [
         ("flight/carriers", "3", 1, "flights"),
         ("flights/carrier", "3", 1, "carriers"),
-        ("flights/legs", "3", 1, "keeps no table"),
+        ("flights/legs", "3", 1, "has no table"),
         ("flights", "3", 2, "slackwater status flights"),
         ("flights/carriers", "0", 2, "--partitions"),
         ("flights/carriers", "65537", 2, "1 to 65536"),

@@ -73,7 +73,7 @@ def test_a_retired_stage_is_shown_as_such_and_can_be_looked_into() -> None:
         assert from_json("query", ref, "FROM carriers ORDER BY carrier")["rows"] == before
     lost = slackwater("query", "flights", "FROM carriers")
     assert lost.exit_code == 1
-    assert "hint: its stage is retired: flights/carriers is the moment when it was" in lost.stderr
+    assert "hint: its stage is retired: flights/carriers is its last moment" in lost.stderr
     assert done("verify", "flights", "--deep")
     assert "flights/carriers" not in done("gc", "flights", "--versions", "1", "--dry-run")
     refused = slackwater("rescale", "flights/carriers", "--partitions", "3")
@@ -140,7 +140,7 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
     result = slackwater("app", "rm", "flights", "--dry-run")
     assert result.exit_code == 1
-    assert "app 'staging' lives from flights" in result.stderr
+    assert "app 'staging' is a clone that still uses files of flights" in result.stderr
 
 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(

@@ -102,7 +102,7 @@ def test_a_command_that_fails_and_a_search_that_cannot_begin_are_told_and_end_no
     write('[invariants.impossible]\nwhere = "SELECT 1"\non_failure = "exit 3"\n')
     result = slackwater("watch", "flights", "--once")
     assert result.exit_code == 1
-    assert "on_failure ended with exit code 3" in result.stderr
+    assert "on_failure failed with exit code 3" in result.stderr
     assert "the commit that broke impossible was not found: the predicate returns rows already" in result.stderr
 
 

@@ -241,7 +241,7 @@ def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
         (("log", "flights", "--operations", "--since", "good"), "good is not a time"),
         (
             ("log", "flights", "--operations", "--verb", "promot"),
-            "'promot' is no verb of the log of operations; the nearest is 'promote'",
+            "'promot' is not a verb of the audit log; the nearest is 'promote'",
         ),
         (("rescale", "flights/carriers", "--partitions", "3", "--message", "x" * 5_000), "the message has 5,000"),
         (("gc", "flights", "--message", "\udcff"), "the message is not UTF-8"),

@@ -45,7 +45,7 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(landed("shop", made[0]))
     assert "batches 2 to 4 can be read; all of them have versions" in plan(following)
     batches(1)
-    assert "it goes on with batch 5" in plan(following)
+    assert "the next is batch 5" in plan(following)
     batches(4)
     checkpoint.clean_up(before=8)
     assert "batches 8 to 9 can be read; batches 5 to 8 become one version" in plan(following)

@@ -88,7 +88,7 @@ def test_a_topic_that_is_made_again_stops_the_app_and_no_record_of_it_is_missed_
     for words in (STAGES, ("accounts",)):
         with pytest.raises(AnotherTopic) as no:
             ledger.catch_up(*words)
-        assert all(f"id {each} with 3 partitions" in no.value.message for each in ids)
+        assert all(f"id {each} and 3 partitions" in no.value.message for each in ids)
         assert "--accept-loss, which continues without them and says how many" in no.value.hint
     assert len(differences(ledger)) == 2
     ledger.catch_up(*STAGES, accept_loss=True)

@@ -81,7 +81,7 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
 
     taken = ledger.slackwater("snapshot", "take", ledger.app, "now-and-here", "--instant", check=False)
     assert taken.returncode == 1
-    assert "records in flight on 'by-account' to 'accounts' cannot be kept: offsets" in taken.stderr
+    assert "in-flight records on 'by-account' to 'accounts' cannot be captured: offsets" in taken.stderr
     assert "start the app (`slackwater run`)" in taken.stderr
     assert "accept-loss" not in taken.stderr
     for stage, begins in (("accounts", "continue at offsets that are"), ("latest", "begin without rows that are")):

@@ -138,7 +138,7 @@ def test_a_runner_is_not_taken_by_surprise() -> None:
     store.clock_ms = instants.now_ms()
     app = made(store)
     RUNNERS.put(store, Beat(str(ULID()), "host:1", {"carriers": 1}), "flights")
-    with pytest.raises(Refused, match="carriers of flights run, by host:1") as refused:
+    with pytest.raises(Refused, match="carriers of flights run on host:1") as refused:
         gone(app)
     assert "--fence" in refused.value.hint
     assert gone(app, fence=True).contents.versions == 12
@@ -195,7 +195,7 @@ def test_an_app_from_which_a_clone_lives_is_refused_until_that_is_gone() -> None
     app = made()
     cloned(app, "flights", "staging")
     for dry_run in (True, False):
-        with pytest.raises(Refused, match="app 'staging' lives from flights"):
+        with pytest.raises(Refused, match="app 'staging' is a clone that still uses files of flights"):
             gone(app, dry_run=dry_run)
     gone(app, "staging")
     gone(app)
@@ -207,13 +207,16 @@ def test_a_clone_of_a_clone_is_found_though_its_pin_is_elsewhere() -> None:
     staging = cloned(app, "flights", "staging")
     second = cloned(app, "staging", "second")
     staging.run(flights(3))
-    with pytest.raises(Refused, match="app 'second' lives from staging"):
+    with pytest.raises(Refused, match="app 'second' is a clone that still uses files of staging"):
         gone(app, "staging")
     gone(app, "staging", force=True)
-    with pytest.raises(Refused, match="app 'second' lives from flights"):
+    with pytest.raises(Refused, match="app 'second' is a clone that still uses files of flights"):
         gone(app)
     (pinned,) = list_snapshots(app.store, "flights")
-    with pytest.raises(Refused, match=r"'second' comes from 'staging', and snapshot 'clone-staging' of flights keeps"):
+    with pytest.raises(
+        Refused,
+        match=r"'second' was cloned from 'staging', and uses files that snapshot 'clone-staging' of flights keeps",
+    ):
         remove(app.store, "flights", pinned.name)
     app.clock.wait(10_000_000)  # type: ignore[attr-defined]
     collect(app.store, "flights", Retention(versions=1), by="t")
@@ -230,7 +233,7 @@ def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
     assert [each.name for each in list_snapshots(app.store, "flights")] == ["clone-other"], (
         "the clone's pin went with it"
     )
-    with pytest.raises(Refused, match="'other' is a clone that lives from"):
+    with pytest.raises(Refused, match="'other' is a clone that uses"):
         remove(app.store, "flights", "clone-other")
 
 
@@ -241,7 +244,7 @@ def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
     app.run(flights(10))
     there = LocalStore(tmp_path / "there")
     clone(home, "flights", "staging", topics={}, channels=app.kafka, by="t", target_store=there)
-    with pytest.raises(Refused, match=f"app 'staging' under {there.url} lives from flights"):
+    with pytest.raises(Refused, match=f"app 'staging' under {there.url} is a clone that still uses files of flights"):
         remove_app(home, "flights", by="t", now_ms=LATER_MS, dry_run=True)
 
 
@@ -269,9 +272,11 @@ def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protec
     protect(app.store, "flights", by="t", now_ms=1)
     promoted(app, "next", "flights")
     for dry_run in (True, False):
-        with pytest.raises(Refused, match="app 'next' lives from flights") as caught:
+        with pytest.raises(Refused, match="app 'next' is a clone that still uses files of flights") as caught:
             gone(app, dry_run=dry_run)
-        assert caught.value.hint.startswith("merge what flights shares (slackwater compact flights --full), and let gc")
+        assert caught.value.hint.startswith(
+            "let flights stop sharing files: slackwater compact flights --full, then gc"
+        )
     for stage in ("aircraft", "carriers"):
         taking_over.compact(stage)
     taking_over.run(flights(8))

@@ -135,7 +135,7 @@ def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> No
         to(app, 3, "aircrafts")
     with pytest.raises(NotFound, match="flights"):
         rescale(app.store, "flight", "aircraft", 3, by="", now_ms=0)
-    with pytest.raises(Refused, match="flights/legs keeps no table") as refused:
+    with pytest.raises(Refused, match="flights/legs has no table") as refused:
         to(app, 3, "legs")
     assert "slackwater status flights" in refused.value.hint
 

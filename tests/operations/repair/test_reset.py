@@ -198,7 +198,7 @@ def test_partitions_that_a_topic_got_since_are_read_from_where_it_is_said(app: F
 
 def test_a_runner_that_lives_is_not_disturbed_unless_that_is_said(app: FlightsApp) -> None:
     RUNNERS.put(app.store, Beat(WRITER, "host:1", {"legs": app.heads["legs"].epoch}), "flights")
-    with pytest.raises(Refused, match="legs of flights run, by host:1") as held:
+    with pytest.raises(Refused, match="legs of flights run on host:1") as held:
         set_back(app, shift_by=-1)
     assert "--fence" in held.value.hint
     assert set_back(app, shift_by=-1, dry_run=True).stages
@@ -287,7 +287,7 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp) -
     set_back(app, to_earliest=True)
     with pytest.raises(Refused, match="'flights' was reset by ada@host while this run started") as said:
         check_newest(app.store, "flights", 0)
-    assert said.value.hint == "run it again, with the program that is to go on from there"
+    assert said.value.hint == "start it again, with the program that continues from there"
 
 
 def killed_and_typed_again(typed: Callable[[FlightsApp, str], object]) -> None:

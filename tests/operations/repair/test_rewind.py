@@ -297,7 +297,7 @@ def test_of_two_at_once_one_is_done_and_the_other_leaves_nothing(cache: SstCache
         rewound(app, cache, f"flights/carriers@v{early}")
 
     store_of(app).once("put_if_absent", "/migrations/", other)
-    with pytest.raises(Refused, match="was rewound at the same moment, by ada@host"):
+    with pytest.raises(Refused, match="was rewound at the same time by ada@host"):
         rewound(app, cache, f"flights/carriers@v{late}")
     assert [each.to for each in app.heads["carriers"].rewinds] == [early]
     assert [each.name for each in list_snapshots(app.store, "flights")] == ["before-rewind-1"]
@@ -311,7 +311,7 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, c
     check_newest(app.store, "flights", done.number)
     with pytest.raises(Refused, match="'flights' was rewound by ada@host while this run started") as said:
         check_newest(app.store, "flights", done.number - 1)
-    assert said.value.hint == "run it again, with the program that is to go on from there"
+    assert said.value.hint == "start it again, with the program that continues from there"
     columns = {name: replace(table, values=(*table.values, Column("late", "int64"))) for name, table in TABLES.items()}
     found = find_plan(app.store, program(app, **columns), {})
     migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))

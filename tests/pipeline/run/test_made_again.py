@@ -197,7 +197,7 @@ def test_nothing_is_lost_where_nothing_was_on_its_way(world: World) -> None:
 def test_a_repartition_topic_with_fewer_partitions_cannot_be_gone_on_with(world: World) -> None:
     world.send(1, 1)
     world.make_again(world.channel, 1)
-    with pytest.raises(AnotherTopic, match=r"with 2 partitions, .* with 1 partition"):
+    with pytest.raises(AnotherTopic, match=r"and 2 partitions, .* and 1 partition"):
         world.accepting.check(world.sends)
 
 
@@ -225,7 +225,7 @@ class TestWithoutIds:
         world.refusing.check(world.sends)
         world.make_again(world.events, 2)
         world.feed(12, 12)
-        with pytest.raises(AnotherTopic, match=r"leader epochs 1,1 with .* leader epochs 0,0"):
+        with pytest.raises(AnotherTopic, match=r"leader epochs 1,1 and .* leader epochs 0,0"):
             world.refusing.check(world.sends)
 
     def test_the_times_of_records_tell_it_too(self, world: World) -> None:

@@ -176,9 +176,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Top
     assert planner.latest(first) == first  # nothing is new in a topic that is gone
     memory.create_topics({"t": partitions})
     topic.send(*[0] * 12)
-    with pytest.raises(
-        AnotherTopic, match=f"id {former} with 4 .* with {partitions} partition.* holds t.0. 0..12"
-    ) as no:
+    with pytest.raises(AnotherTopic, match=f"id {former} and 4 .* and {partitions} partition.* holds t.0. 0..12") as no:
         until(planner, first, first.__class__("t", (-1,)))
     assert "A batch that was committed after" in no.value.message
 

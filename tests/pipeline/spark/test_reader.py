@@ -120,9 +120,9 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
         ({"path": "flights"}, errors.Usage, "is not a table"),
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
-        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not the number"),
-        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "a moment is given as well"),
-        ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is no option"),
+        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not a version number"),
+        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "is given together with at"),
+        ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is not an option"),
         ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
     ):
         with pytest.raises(error, match=words):
@@ -155,7 +155,9 @@ def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
     at = VersionedTable(place, "flights", "carriers", 3, "carriers", 0)
     reader = TableReader(at, columns_of(at))
     store_of(app).once("get", "/sst/", lambda: gc(app))
-    with pytest.raises(errors.NotFound, match=r"carriers@v3 went while it was read: retention does not keep it"):
+    with pytest.raises(
+        errors.NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"
+    ):
         rows_here(reader)
     with pytest.raises(errors.NotFound, match=r"version of flights/carriers.*v3"):
         reader.partitions()

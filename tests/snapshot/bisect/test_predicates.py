@@ -140,11 +140,11 @@ def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
 @pytest.mark.parametrize(
     ("sql", "table", "error", "words"),
     [
-        ("delay < 0", "", Usage, "the where 'delay < 0' may be over aircraft or carriers"),
+        ("delay < 0", "", Usage, "the where 'delay < 0' is ambiguous: its columns are in aircraft and carriers"),
         ("dealy < 0", "", Usage, "the where 'dealy < 0' fits no table"),
         ("delay < 0", "carrierz", NotFound, "carriers"),
         ("delay", "carriers", Usage, "expected one BOOLEAN"),
-        ("FROM carriers", "carriers", Usage, "beside a whole query"),
+        ("FROM carriers", "carriers", Usage, "with a whole query"),
     ],
 )
 def test_a_where_that_is_none_is_an_error_at_once(
@@ -167,7 +167,7 @@ def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
 @pytest.mark.parametrize(
     ("condition", "table", "error", "words"),
     [
-        ("min(delay) >= 0", "", Usage, "may be over aircraft or carriers"),
+        ("min(delay) >= 0", "", Usage, "its columns are in aircraft and carriers"),
         ("min(delay)", "carriers", Usage, "returns BIGINT|returns HUGEINT|expected one BOOLEAN"),
         ("min(dealy) >= 0", "", Usage, "fits no table"),
         ("min(delay) >= 0", "carrierz", NotFound, "carriers"),
@@ -281,7 +281,7 @@ def test_a_command_that_ends_otherwise_stops_the_search(
 
 
 def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
-    with pytest.raises(Refused, match="nobody can judge flights@now, where the search ends: exit code 125"):
+    with pytest.raises(Refused, match="the bad end flights@now cannot be judged: exit code 125"):
         find(app, cache, Command("exit 125"))
     with pytest.raises(Refused, match="something is wrong already at the beginning"):
         find(app, cache, Command("exit 127"))

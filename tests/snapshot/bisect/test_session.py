@@ -57,7 +57,7 @@ def test_of_one_moment_the_last_answer_counts() -> None:
     ("text", "words"),
     [
         ("", "is empty"),
-        ("git bisect start", "line 1 .* is no `slackwater bisect"),
+        ("git bisect start", "line 1 .* is not a `slackwater bisect` command"),
         ("slackwater bisect start", "names no app"),
         ("slackwater bisect start app --wher x", "expected an option of bisect, found '--wher'"),
         ("slackwater bisect start app --good", "expected an option"),
@@ -81,10 +81,10 @@ def test_a_session_is_kept_for_each_app(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="'ap'; the nearest: app"):
         read(folder, "ap")
     path_of(folder, "app").write_text("{}")
-    with pytest.raises(Refused, match="is not a session of bisect in format 1"):
+    with pytest.raises(Refused, match="is not a bisect session in format 1"):
         read(folder, "app")
     path_of(folder, "app").write_bytes(path_of(folder, "app").read_bytes()[:-1])
-    with pytest.raises(Refused, match="is not a session"):
+    with pytest.raises(Refused, match="is not a bisect session"):
         read(folder, "app")
-    with pytest.raises(Refused, match="cannot be kept"):
+    with pytest.raises(Refused, match="cannot write the bisect session"):
         session.write(path_of(folder, "app") / "below")

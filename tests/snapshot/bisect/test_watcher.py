@@ -168,7 +168,7 @@ def test_a_command_has_what_happened_in_its_environment(tmp_path: Path) -> None:
     assert (tmp_path / "called").read_text() == "flights/carriers@v4\n"
 
 
-@pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "had not ended after 0.1 s")])
+@pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "did not finish within 0.1 s")])
 def test_a_command_that_fails_is_told(command: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         call(command, {}, timeout_s=0.1 if "sleep" in command else 10)

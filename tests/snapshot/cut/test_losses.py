@@ -263,7 +263,7 @@ def test_an_instant_snapshot_across_a_gap_says_what_helps_and_names_no_option_it
     diamond.logs.delete("even", *diamond.logs.ends("even"))
     cut = resolve(diamond.store, APP, now_ms=10**15)
     with pytest.raises(
-        Refused, match=r"records in flight on 'even' to 'joined' cannot be kept: .* gone from Kafka"
+        Refused, match=r"in-flight records on 'even' to 'joined' cannot be captured: .* gone from Kafka"
     ) as no:
         pin(diamond.store, cut, "kept", reader=diamond.logs)
     assert "accept-loss" not in no.value.hint + no.value.message

@@ -113,7 +113,7 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
                 if any(cut.versions[each] < first for each, first in limit.first.items()):
                     assert cut.time_ms - own_ms == min(abs(moment.time_ms - own_ms) for moment in left)
             else:
-                with pytest.raises(NotFound, match="is whole from"):
+                with pytest.raises(NotFound, match="is complete from"):
                     resolve(app.store, ref, now_ms=0)
 
 

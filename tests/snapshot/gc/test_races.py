@@ -161,7 +161,9 @@ def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -
     store_of(app).once("get", "/sst/", lambda: gc(app))
     with (
         closing(SstCache(tmp_path, 1 << 30)) as cache,
-        pytest.raises(NotFound, match=r"carriers@v3 went while it was read: retention does not keep it") as error,
+        pytest.raises(
+            NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"
+        ) as error,
         telling_if_collected(app.store, cut),
         connect(app.store, cache, cut),
     ):

@@ -44,7 +44,7 @@ def test_a_thinned_history_answers_for_each_hour_with_the_state_at_its_begin() -
         assert in_flight(store, cut) == flying[hour]
         for manifest in cut.stages.values():
             trace(store, None, manifest)
-    with pytest.raises(NotFound, match=r"is whole from .* on; before that, \d moments are left, from"):
+    with pytest.raises(NotFound, match=r"is complete from .* on; before that, \d moments remain, from"):
         resolve(store, f"flights@{at(0.2)}", now_ms=now_ms)
     assert gc(app, rules).objects == 0
     check_whole(app)

@@ -203,7 +203,7 @@ def test_versions_go_from_the_beginning_to_now_unless_moments_are_named(app: Fli
 def test_where_history_was_collected_a_stretch_does_not_begin_before_it(cache: SstCache) -> None:
     app = old_app()
     gc(app)
-    with pytest.raises(NotFound, match="the history of flights is whole from"):
+    with pytest.raises(NotFound, match="the history of flights is complete from"):
         ask(app, cache, "FROM versions('carriers', '-300d')")
     sql = "SELECT DISTINCT _version AS v FROM versions('carriers') ORDER BY v"
     assert [row["v"] for row in ask(app, cache, sql)] == list(history.versions(app.store, "flights", "carriers"))

@@ -119,10 +119,10 @@ def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond
     sound = diamond.store.get(key)
     for damaged in (sound[:-9], sound[:40] + bytes([sound[40] ^ 1]) + sound[41:], b""):
         diamond.store.put(key, damaged)
-        with pytest.raises(Corruption, match="is not what was written"):
+        with pytest.raises(Corruption, match="is damaged"):
             list(capture.read(diamond.store, kept))
     diamond.store.delete(key)
-    with pytest.raises(Corruption, match="is missing: these records in flight are gone"):
+    with pytest.raises(Corruption, match="is missing: its in-flight records are lost"):
         list(capture.read(diamond.store, kept))
 
 

@@ -430,7 +430,7 @@ def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: UnderWa
             with pytest.raises(Refused) as told:
                 ACT[intent](world)
             if intent is Intent.REMOVE_SNAPSHOT and under_way in (UnderWay.CLONING, UnderWay.CLONES):
-                assert "'third' is a clone that lives from snapshot 'clone-third'" in told.value.message
+                assert "'third' is a clone that uses snapshot 'clone-third'" in told.value.message
             else:
                 assert (told.value.message, told.value.hint) == (error.message, error.hint)
             now = contents(world.store)
@@ -443,7 +443,7 @@ def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: UnderWa
             ACT[intent](world)
             assert any(head.epoch > epochs[name] for name, head in heads(world, APP).items())
         case Does.WAITS:
-            with pytest.raises(Refused, match=r"host:1 has flights/aircraft and did not do the edit within 0 s"):
+            with pytest.raises(Refused, match=r"runner host:1 did not apply the edit of flights/aircraft within 0 s"):
                 ACT[intent](world)
         case Does.WITHDRAWS:
             ACT[intent](world)

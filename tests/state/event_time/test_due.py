@@ -171,9 +171,7 @@ def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     plain, waiting = (sw.update(waits, state=VALUES, emits=EMITS, due=each) for each in (None, "until"))
     stage = Stage(plain.bind([ROWS], ("key",)), ("key",), ROWS, plain.stored)
     stage.batch([at("b", 0), at("c", 0), at("d", 0)])
-    assert stage.migrate(waiting) == (
-        "+ due=until: rows fall due from here on; those from before once they are written again",
-    )
+    assert stage.migrate(waiting) == ("+ due=until: new rows fall due; existing ones once they are rewritten",)
     stage.restart()
     assert stage.batch([at("c", 10), at("z", 200)]) == []
     assert stage.owed
@@ -181,7 +179,7 @@ def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     stage.batch([at("d", 210)])
     assert stage.head.event_time is not None
     assert stage.head.event_time.next_due_ms == (200 + WAIT) * MINUTE_MS
-    assert stage.migrate(plain) == ("- due=until: rows fall due no more",)
+    assert stage.migrate(plain) == ("- due=until: rows no longer fall due",)
     assert stage.head.event_time == EventTime((210 - DELAY) * MINUTE_MS, due_ms=(210 - DELAY) * MINUTE_MS)
     assert stage.batch([at("b", 900)]) == []
     assert not stage.owed
@@ -199,9 +197,7 @@ def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
     )
     stage = Stage(by_event.bind([ROWS], ("key",)), ("key",), ROWS, by_event.stored)
     stage.batch([at("c", 60)])
-    assert stage.migrate(by_clock) == (
-        "~ due=until, due_by=clock, until now due=until; rows from before fall due at the times that they have",
-    )
+    assert stage.migrate(by_clock) == ("~ due=until, due_by=clock, was due=until; existing rows keep their due times",)
     assert stage.head.event_time is not None
     assert stage.head.event_time.by_clock, "a runner wakes though no event comes"
     assert stage.batch([], clock_ms=(60 + WAIT) * MINUTE_MS) == [{"key": "c", "n": 1}]

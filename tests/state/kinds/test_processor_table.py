@@ -112,9 +112,9 @@ def test_variables_come_and_go_and_others_keep_what_they_have() -> None:
     stage = stage_of(Scripted(value(), count))
     stage.batch([row("a"), row("a"), row("b")])
     assert stage.migrate(sw.processor(Scripted(more, both), OUTPUT, time_mode="ProcessingTime")) == (
-        "+ w list<struct<n: int64>>; rows from before have null",
-        "+ timers list<int64>; rows from before have null",
-        "+ timers by ProcessingTime: rows fall due from here on; those from before once they are written again",
+        "+ w list<struct<n: int64>>; existing rows have null",
+        "+ timers list<int64>; existing rows have null",
+        "+ timers by ProcessingTime: new rows fall due; existing ones once they are rewritten",
     )
     assert [each["seen"] for each in stage.batch([row("a", 7)], 10_000)] == ["((3,), [(7,)])"]
     assert [each["seen"] for each in stage.batch([row("a", 8), row("b", 9)], 16_000)] == [
@@ -153,7 +153,7 @@ def test_a_class_goes_on_as_an_update_over_its_variables() -> None:
     stage.batch([row("a"), row("a"), row("b")], 1_000)
     assert stage.migrate(sw.update(add, state=pa.schema([("v", pa.struct([("n", pa.int64())]))]))) == (
         "- timers list<int64>",
-        "- timers by ProcessingTime: rows fall due no more",
+        "- timers by ProcessingTime: rows no longer fall due",
     )
     stage.batch([row("a")], 10_000)
     assert {each["k"]: each["v"]["n"] for each in rows_of(stage)} == {"a": 3, "b": 1}

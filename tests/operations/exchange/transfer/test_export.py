@@ -116,7 +116,7 @@ def test_a_snapshot_that_is_not_complete_is_no_moment(app: FlightsApp) -> None:
     REQUESTS.put(app.store, Request(str(ULID()), "half", 1, "ada@host"), "flights")
     with pytest.raises(NotFound) as missing:
         resolve(app.store, "flights@half", now_ms=NOW_MS)
-    assert "'half' is asked for and not complete yet" in missing.value.hint
+    assert "'half' was requested and is not complete yet" in missing.value.hint
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:

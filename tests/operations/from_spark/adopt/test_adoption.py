@@ -343,7 +343,7 @@ def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Pat
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
     Heart(store, "shop").beat(lambda: Beat(str(ULID()), "host:2", {"totals": 1}))
-    with pytest.raises(Refused, match="totals of shop run, by host:2: it would not know the app"):
+    with pytest.raises(Refused, match="totals of shop run on host:2: a stage cannot be adopted"):
         adoption(store, cache, other.checkpoint, other.table, stage="others").run()
     assert history.list_stages(store, "shop") == ("totals",)
 

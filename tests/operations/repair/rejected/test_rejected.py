@@ -149,7 +149,7 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
     assert retries.RETRIES.all(app.store, "flights") == (first,)
     retries.RETRIES.remove(app.store, first.id, "flights")
     assert retries.RETRIES.all(app.store, "flights") == ()
-    with pytest.raises(Refused, match="no rejected record of flights/legs waits"):
+    with pytest.raises(Refused, match="flights/legs has no rejected records to retry"):
         retries.ask(app.store, "flights", "legs", by="ada", now_ms=3)
     with pytest.raises(NotFound):
         retries.waiting(app.store, "flights", "no-such")

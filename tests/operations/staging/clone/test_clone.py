@@ -143,7 +143,7 @@ def test_the_source_is_pinned_while_the_clone_lives(app: FlightsApp) -> None:
     plan = make(app)
     snapshot = read_snapshot(app.store, "flights", "clone-staging")
     assert (snapshot.kind, snapshot.clone, snapshot.stages) == ("clone", "staging", plan.source.versions)
-    with pytest.raises(Refused, match="'staging' is a clone that lives from"):
+    with pytest.raises(Refused, match="'staging' is a clone that uses"):
         remove(app.store, "flights", "clone-staging")
 
 

@@ -166,13 +166,13 @@ def test_a_dry_run_says_how_many_bytes_and_changes_nothing(cache: SstCache) -> N
 @pytest.mark.parametrize(
     ("place", "how", "error", "words"),
     [
-        ("people", "hash", Usage, "does not say what to hide"),
-        ("people.name", "blur", Usage, "does not say what to hide"),
+        ("people", "hash", Usage, "is malformed"),
+        ("people.name", "blur", Usage, "is malformed"),
         ("poeple.name", "hash", NotFound, "the nearest: people"),
         ("people.nmae", "hash", NotFound, "the nearest: name"),
-        ("people.id", "hash", Refused, "people.id is part of the key"),
-        ("people.at", "null", Refused, "people.at cannot be hidden: it says which of two rows is the later one"),
-        ("people.phone", "tel {}", Refused, "people.phone is int32, and 'tel {}' takes text"),
+        ("people.id", "hash", Refused, "people.id cannot be masked: it is part of the key"),
+        ("people.at", "null", Refused, "people.at cannot be masked: it says which of two rows is the later one"),
+        ("people.phone", "tel {}", Refused, "people.phone is int32, but 'tel {}' masks only text"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused_by_name_and_nothing_is_left(
@@ -202,7 +202,7 @@ def test_what_later_records_need_is_not_hidden(state: Declaration, column: str, 
     store = MemoryStore()
     people(store, [[(1, "ada", 7, b"x", 1, PUT)]], replace(PEOPLE, state=state))
     if why:
-        with pytest.raises(Refused, match=f"people.{column} cannot be hidden: {why}"):
+        with pytest.raises(Refused, match=f"people.{column} cannot be masked: {why}"):
             masked(store, cache, {f"people.{column}": "null"})
     else:
         masked(store, cache, {f"people.{column}": "null"})
@@ -214,7 +214,7 @@ def test_rows_on_the_way_that_have_the_column_are_not_copied(cache: SstCache) ->
 
     app = source_app(MemoryStore())
     # A table of the app that has a column of the channel's.
-    with pytest.raises(Refused, match="6 rows are on the way on 'by-aircraft', with delay as they are"):
+    with pytest.raises(Refused, match="6 in-flight rows on 'by-aircraft' have delay unmasked"):
         Masks.of({"aircraft.delay": "null"}).check_in_flight(app_states(app.store))
 
 

@@ -116,8 +116,8 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
     [
         ("no clone", "is no clone"),
         ("deep", "has everything of its own"),
-        ("runs", "legs of staging run, by host:1"),
-        ("cloned", "lives from staging"),
+        ("runs", "legs of staging run on host:1"),
+        ("cloned", "is a clone that still uses files of staging"),
         ("offsets", "topic 'corrected' holds"),
     ],
 )
