@@ -9,8 +9,7 @@ from typing import TypeVar
 from ...common import instants
 from ...errors import Corruption, MomentGone, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, horizon
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import forgotten, history, horizon
 from ...store.versions.manifest import Manifest
 from .graph import Cut
 from .line import newest_first

@@ -18,8 +18,7 @@ from cachetools import LRUCache
 
 from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
-from . import apps, codec, horizon, keys
-from .forgotten import index as forgotten
+from . import apps, codec, forgotten, horizon, keys
 from .manifest import Manifest
 
 _PAGE = 1000
