@@ -102,7 +102,7 @@ class Moment(Shown):
     @property
     def cut(self) -> Cut:
         """Manifests of the moment, without keys that this process knows to be forgotten."""
-        index = forgotten.peek(self._client.store, self._cut.app)
+        index = forgotten.cached(self._client.store, self._cut.app, at_least=None)
         if index is not self._known:
             self._cut, self._known = as_known(self._client.store, self._cut), index
         return self._cut

@@ -144,12 +144,6 @@ _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary(
 _lock = Lock()
 
 
-def peek(store: ObjectStore, app: str) -> ForgottenIndex:
-    """Return an app's index as cached in this process, without a request."""
-    with _lock:
-        return _cached.get(store, {}).get(app) or none_of(app)
-
-
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
     """Return an app's index as stored now. Costs a listing, and a read if there is one."""
     stored = INDEXES.newest(store, app) or none_of(app)
@@ -161,10 +155,15 @@ def newest(store: ObjectStore, app: str) -> ForgottenIndex:
         return cached[app]
 
 
-def cached(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
-    """Return an app's cached index; read it if it is not cached or has a number below `at_least`."""
+def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
+    """Return an app's cached index; read it if it is not cached or has a number below `at_least`.
+
+    With `at_least` of None, nothing is read: an app whose index is not cached has an empty one.
+    """
     with _lock:
         cached = _cached.get(store, {}).get(app)
+        if at_least is None:
+            return cached or none_of(app)
         looked_for = _looked_for.setdefault(store, {})
         if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
             return cached
@@ -182,16 +181,6 @@ def drop(store: ObjectStore, app: str) -> None:
     with _lock:
         _cached.get(store, {}).pop(app, None)
         _looked_for.get(store, {}).pop(app, None)
-
-
-def resolved(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return a version with replaced SSTs; the same object if none of its SSTs had a forgotten key.
-
-    Raises `Corruption` and `Unavailable`.
-    """
-    if not all_ssts(manifest):
-        return manifest
-    return cached(store, manifest.app, manifest.forgotten).of(manifest)
 
 
 _ATTEMPTS = 100
