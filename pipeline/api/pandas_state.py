@@ -48,13 +48,13 @@ def pandas_state(
         raise Usage(f"pandas_state: timeout is {timeout!r}; expected one of {', '.join(get_args(Timeout))}")
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     code = FunctionCode(
-        function, lambda: schema_of(state), lambda: schema_of(output), _Begin(function, timeout), AsFrames(), order
+        function, lambda: schema_of(state), lambda: schema_of(output), _CallsOfBatch(function, timeout), AsFrames(), order
     )
     return PandasState(timeout, code=code)
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class _CallsOfBatch:
     """Creates the calls of the function in a batch."""
 
     function: Callable[..., Any]

@@ -80,8 +80,8 @@ def processor(
         instance.close()
         return tuple(recorder.columns.values())
 
-    def begin(key: tuple[str, ...]) -> _Begin:
-        return _Begin(pickled(), mode, key)
+    def begin(key: tuple[str, ...]) -> _InstanceOfBatch:
+        return _InstanceOfBatch(pickled(), mode, key)
 
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     python = AsFrames() if in_pandas else AsRows()
@@ -152,7 +152,7 @@ def _struct(label: str, columns: Any) -> pa.StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class _InstanceOfBatch:
     """Creates the instance for a batch."""
 
     pickled: bytes

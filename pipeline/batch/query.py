@@ -29,7 +29,7 @@ PLANNED_AT_ONCE = {
 """Spark settings of a stage's query. A query and its batches' jobs keep the settings of the query's start."""
 
 
-def start(
+def start_query(
     spark: SparkSession,
     config: StageConfig,
     head: Manifest,

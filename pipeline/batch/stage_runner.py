@@ -38,10 +38,10 @@ from ..telemetry.under_way import working_on
 from ..upkeep.meter import StageMeter
 from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
-from . import query
 from .batch_report import BatchReport
 from .committer import Committed, Committer, Outdated, PendingVersion
 from .job import Batch, StageConfig, StageJob
+from .query import start_query
 from .snapshot_events import arrive
 
 
@@ -141,7 +141,7 @@ class StageRunner:
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
         self._wake_for(self.head)
-        started = query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
+        started = start_query(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
         self._query.set_result(started)
         self.job_group = str(started.runId)
         return started

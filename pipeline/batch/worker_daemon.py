@@ -17,7 +17,7 @@ from pyspark import daemon
 
 from ..source import readers  # noqa: F401
 from ..spark.clock import STOPPED_AT, stop_for_good
-from . import state_task, task  # noqa: F401
+from . import task  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
 """Socket option on Linux; None elsewhere."""

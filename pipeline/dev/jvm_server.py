@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from ...errors import Refused, SlackwaterError, Unavailable
-from . import ports
 from .jars import Jars, Tell, find_java, quiet
+from .ports import HOST, choose_port, is_port_free
 from .process import SupervisedProcess, last_words, logged
 
 START_PATIENCE_S = 60.0
@@ -48,7 +48,7 @@ class EmbeddedServer(ABC):
         first start.
         """
         self.folder = folder.absolute()
-        self.port = ports.choose() if port is None else port
+        self.port = choose_port() if port is None else port
         self.may_move = port is None
         """True if the port may change when taken by another program; False once the server has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
@@ -59,7 +59,7 @@ class EmbeddedServer(ABC):
     @property
     def address(self) -> str:
         """Address as `host:port`."""
-        return f"{ports.HOST}:{self.port}"
+        return f"{HOST}:{self.port}"
 
     @property
     def mark(self) -> str:
@@ -102,9 +102,9 @@ class EmbeddedServer(ABC):
         self.kill()
         java = find_java(self.name)
         classpath = f"{self.jars.fetch(self._tell)}/*"
-        if not ports.is_free(self.port) and not self._change_port():
+        if not is_port_free(self.port) and not self._change_port():
             raise Refused(
-                f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
+                f"{self.name} cannot listen on port {self.port} of {HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
             )
         for folder in (self.folder, self.log.parent):
@@ -133,12 +133,12 @@ class EmbeddedServer(ABC):
 
     def _has_lost_port(self) -> bool:
         """Return True if the server ended because a port that it needs was taken."""
-        return not ports.is_free(self.port) or _TAKEN in logged(self.log, self._log_start)
+        return not is_port_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
     def _change_port(self) -> bool:
         """Choose another port if the current one is taken and may change. Returns True if it may."""
         if self.may_move:
-            old_port, self.port = self.port, ports.choose()
+            old_port, self.port = self.port, choose_port()
             self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
         return self.may_move
 

@@ -68,7 +68,7 @@ class SupervisedProcess:
         self._answers.close()
 
 
-def find(pid: int, mark: str) -> psutil.Process | None:
+def find_process(pid: int, mark: str) -> psutil.Process | None:
     """Return the process of that id if `mark` is among its arguments, because the id may have been reused."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
@@ -77,10 +77,10 @@ def find(pid: int, mark: str) -> psutil.Process | None:
     return None
 
 
-def terminate(pid: int, mark: str, patience_s: float) -> None:
+def terminate_process(pid: int, mark: str, patience_s: float) -> None:
     """Terminate a released server, if it runs, and wait until it has ended; kill it after `patience_s`."""
     is_terminated, deadline = False, time.monotonic() + patience_s
-    while process := find(pid, mark):
+    while process := find_process(pid, mark):
         with suppress(psutil.NoSuchProcess):
             if not is_terminated:
                 process.terminate()

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ...errors import NotFound, Refused
 from ...store.archive import columns
 from ..api.sink import Encoding
-from . import avro_rows, json_rows
+from . import avro_rows, json_messages
 
 HEADER = "header "
 """Prefix of a header's column name."""
@@ -41,9 +41,9 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
                 f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_rows.check(label, pa.schema([rows.field(name) for name in encoding.key]))
+    json_messages.check(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_rows if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
+        (json_messages if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
@@ -117,9 +117,9 @@ def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray
     if not columns:
         return pa.nulls(rows.num_rows, pa.binary())
     if len(columns) > 1:
-        return json_rows.objects(rows.select(columns))
+        return json_messages.objects(rows.select(columns))
     column = rows[columns[0]]
-    return column.cast(pa.binary()) if _is_bytes(column.type) else json_rows.values(column)
+    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.values(column)
 
 
 def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
@@ -127,7 +127,7 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
         return rows[encoding.value].cast(pa.binary())
     valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
-        return json_rows.objects(valued)
+        return json_messages.objects(valued)
     number = avro_rows.registered(encoding.registry, encoding.subject, valued.schema, patience_s)
     return avro_rows.messages(valued, number)
 

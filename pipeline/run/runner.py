@@ -30,7 +30,7 @@ from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import ScratchCheckpoint
 from ..source.spool import InputSpool
-from ..source.wake import PlannerFiles, RequestWatch
+from ..source.wake import Backpressure, PlannerFiles, RequestWatch
 from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
 from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
@@ -43,7 +43,7 @@ from .options import Options
 from .preflight import Start, check_memory, check_unflushed, preflight
 from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
-from .supervisor import Backpressure, CatchUp, Supervisor
+from .supervisor import CatchUp, Supervisor
 from .topic_watch import TopicWatch
 from .waiting import waits_for
 

@@ -30,47 +30,6 @@ from .topic_watch import TopicWatch
 
 
 @dataclass(slots=True)
-class Backpressure(Listener):
-    """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
-
-    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot and is in
-    flight in every instant cut. If more than one batch of a reader with an admission limit is waiting, its writer
-    starts no batch. Readers without a limit read all there is.
-    """
-
-    planners: PlannerFiles
-    max_records: Mapping[str, int]
-    """Maximum records of each input a batch, by stage; only stages of this runner with a limit."""
-    _heads: dict[str, Manifest] = field(default_factory=dict)
-    _tips: dict[str, Manifest] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def move(self, head: Manifest, tip: Manifest) -> None:
-        """Update a stage's position: hold the writers whose readers lag, release others, and notify its readers.
-
-        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
-        counts as having read its input.
-        """
-        with self._lock:
-            self._heads[head.stage], self._tips[tip.stage] = head, tip
-            waiting = set(self._held())
-            for stage in self._heads:
-                self.planners.hold(stage, held=stage in waiting)
-        self.planners.commit(head.stage, head.version)
-
-    def _held(self) -> Iterator[str]:
-        """Yield the stages that have to wait with their next batch."""
-        for reader, max_records in self.max_records.items():
-            inputs = self._tips[reader].inputs if reader in self._tips else {}
-            for name, at in inputs.items():
-                writer = self._heads.get(at.upstream)
-                # A stage may no longer write a channel that it wrote before.
-                output = writer.outputs.get(name) if writer is not None else None
-                if output is not None and (unread(output, at) or 0) > max_records:
-                    yield at.upstream
-
-
-@dataclass(slots=True)
 class CatchUp:
     """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
