@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...pipeline.run.metrics import serve
+from ...pipeline.run.monitoring import serve
 from .replicate import Round
 
 
@@ -40,5 +40,5 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        """Answer `GET /metrics` on a port; as `pipeline.run.metrics.serve`."""
+        """Answer `GET /metrics` on a port; as `pipeline.run.monitoring.serve`."""
         return serve(self.registry, port)

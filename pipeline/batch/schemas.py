@@ -37,7 +37,7 @@ from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
 from ..source.spark_types import arrow_of, spark_schema_of
 from ..spark.user_errors import as_user_error
 from .column_sources import joined, sources_of
-from .state_task import MARK
+from .task import MARK
 from .transform import Applied, apply, each_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -32,16 +32,14 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
-from ..spark.task_placement import Homes
+from ..spark.placement import Homes
+from ..telemetry.logs import working_on
 from ..telemetry.spans import BatchSpan
-from ..telemetry.under_way import working_on
 from ..upkeep.meter import StageMeter
-from ..upkeep.prefetcher import Delivery
-from ..upkeep.upkeep import Upkeep
+from ..upkeep.upkeep import Delivery, Upkeep
 from .batch_report import BatchReport
 from .committer import Committed, Committer, Outdated, PendingVersion
-from .job import Batch, StageConfig, StageJob
-from .query import start_query
+from .job import Batch, StageConfig, StageJob, start_query
 from .snapshot_events import arrive
 
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from ...errors import SlackwaterError
 from .jars import Jars
-from .jvm_server import JVM_FLAGS, EmbeddedServer
-from .ports import HOST, choose_port, is_port_open
+from .jvm_server import HOST, JVM_FLAGS, EmbeddedServer, choose_port, is_port_open
 
 _SETTINGS = """\
 process.roles=broker,controller

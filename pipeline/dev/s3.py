@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .jars import Jars
-from .jvm_server import EmbeddedServer
-from .ports import HOST
+from .jvm_server import HOST, EmbeddedServer
 
 BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches

@@ -20,10 +20,16 @@ from ...common import instants
 from ...common.whole_file import locked
 from ...errors import Refused, Unavailable
 from .jars import Tell, quiet
-from .jvm_server import START_PATIENCE_S, EmbeddedServer
+from .jvm_server import (
+    HOST,
+    START_PATIENCE_S,
+    EmbeddedServer,
+    choose_port,
+    find_process,
+    is_port_free,
+    terminate_process,
+)
 from .kafka import EmbeddedKafka
-from .ports import HOST, choose_port, is_port_free
-from .process import find_process, terminate_process
 from .s3 import EmbeddedS3
 
 _POLL_S = 0.05

@@ -1,9 +1,9 @@
-"""`decode`: a column of structs from schema-registry messages, with detection of bad messages."""
+"""`decode`: structs from schema-registry messages, with detection of bad messages; and the same for stored messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,22 +19,25 @@ import xxhash
 
 from ...common.argument_types import checked
 from ...common.validation import installing
-from ...errors import BadRecord, NotFound, Refused, Usage
+from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
-from .json_schema import JsonReader
+from .json_messages import JsonReader
 from .protobuf import ProtobufReader
-from .registry import Registry
-from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
+from .registry import NO_SCHEMA, BadMessage, Reader, Registry, Schema, schema_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
+    from .registry import Registry
+
+
 _NEEDED = ("datafusion", "ptars", "grpc_tools")
 _SIDES = ("key", "value")
 _MODES = ("FAILFAST", "PERMISSIVE")
 _ADDRESS = ("topic", "partition", "offset")
+_NO_HEADER = "it has no schema registry header (magic byte 0 and schema id)"
 
 _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
 
@@ -298,5 +301,56 @@ def read_batch(
 
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
-    why = f"it has no schema registry header (magic byte 0 and schema id): it begins with {shown}"
-    return why if data else "it is empty"
+    return f"{_NO_HEADER}: it begins with {shown}" if data else "it is empty"
+
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormats:
+    """Decodes stored messages for `operations.erasure`, by the formats of a stage's `decode(...)`."""
+
+    patience_s: float = 10.0
+
+    def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
+        """Return decoded parts with their rows, and error reasons by row; implements `Formats.decoded`.
+
+        Without a subject in the format `how`, each message is decoded by the schema that its id names.
+        """
+        try:
+            arguments = json.loads(how)
+            client = Registry.of(arguments["registry"], self.patience_s)
+            if subject := arguments.get("subject", ""):
+                schema = client.latest(subject, arguments.get("version"))
+                reader = open_reader(schema, arguments.get("message", ""))
+                values, bad = read_batch(messages, reader, schema.kind, client.by_id)
+                return [(values, np.arange(len(messages)))], _reasons(bad)
+            return self._by_own_schema(client, messages)
+        except ImportError as error:
+            raise Refused(f"messages cannot be decoded here: {error}", hint=installing("registry")) from None
+        except (ValueError, KeyError, TypeError):
+            raise Refused(f"unknown message format {how!r}") from None
+
+    def _by_own_schema(
+        self, client: Registry, messages: pa.Array
+    ) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
+        ids = schema_ids(messages.cast(pa.binary()))
+        parts, reasons = list[tuple[pa.Array, Rows]](), dict[int, str]()
+        for number in np.unique(ids).tolist():
+            at = np.flatnonzero(ids == number)
+            try:
+                if number == NO_SCHEMA:
+                    raise Refused(_NO_HEADER)
+                schema = client.by_id(number)
+                values, bad = read_batch(messages.take(pa.array(at)), open_reader(schema), schema.kind, client.by_id)
+            except SlackwaterError as error:
+                reasons |= dict.fromkeys(at.tolist(), f"schema id {number}: {error.sentence}")
+            else:
+                parts.append((values, at))
+                reasons |= {int(at[row]): why for row, why in _reasons(bad).items()}
+        return parts, reasons
+
+
+def _reasons(bad: tuple[Bad, ...]) -> dict[int, str]:
+    return {bad_message.row: bad_message.why for bad_message in bad}

@@ -21,7 +21,7 @@ from ..kafka.columns import Columns
 from ..kafka.messages import check_count, decode, decode_addressed, encode
 from ..kafka.protocol import Kafka, Message
 from ..source.worker import configure_worker
-from ..spark.places import Places
+from ..spark.worker_resources import Places
 from .table import DeadLetter
 
 ROW_BITS = 20

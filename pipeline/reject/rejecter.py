@@ -41,7 +41,7 @@ from ..kafka.messages import send, split
 from ..messages import outgoing
 from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
-from ..spark.places import Places
+from ..spark.worker_resources import Places
 from ..telemetry.spans import traceparents
 from .blame import blamed
 from .operators import Failures, Operators

@@ -32,8 +32,7 @@ from ...store.versions.manifest import Column, Input, Manifest, Output, Program,
 from ...store.versions.side_tables import REJECTED
 from ..api.app import App
 from ..api.stage import Stage
-from ..api.starting_offsets import EARLIEST
-from ..api.topic import Repartition, Topic
+from ..api.topic import EARLIEST, Repartition, Topic
 from ..batch.column_sources import joined
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka

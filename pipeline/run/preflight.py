@@ -29,7 +29,7 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
 from ..api.app import App
 from ..api.stage import Stage
-from ..api.starting_offsets import stored_starts
+from ..api.topic import stored_starts
 from ..batch.job import Limits
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import in_memory, open_kafka, wait_for
@@ -37,7 +37,7 @@ from ..kafka.protocol import Kafka
 from ..listener import Listener
 from ..publish.prepare import check_targets
 from ..spark.session import check_start, running_session
-from ..upkeep.write_stall import Triggers
+from ..upkeep.upkeep import Triggers
 from .claim import Claimer, check_made_here, check_program, migrate_command
 from .options import Options
 from .start_positions import StartPosition

@@ -28,24 +28,21 @@ from ..kafka.open import for_workers, open_kafka
 from ..listener import Listener, Listeners
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
-from ..source.checkpoint import ScratchCheckpoint
+from ..source.options import ScratchCheckpoint
 from ..source.spool import InputSpool
 from ..source.wake import Backpressure, PlannerFiles, RequestWatch
-from ..spark.places import Places
 from ..spark.session import running_session, spark_session, warm_up
+from ..spark.worker_resources import Places
 from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
+from ..telemetry.logs import running
 from ..telemetry.spans import Tracing, tracing_of
-from ..telemetry.under_way import running
 from ..upkeep.archiver import Archiver
 from ..upkeep.meter import StageMeter
-from .housekeeping import Collector, LagReporter, ask_spark, in_background
+from .housekeeping import Collector, LagReporter, TopicWatch, ask_spark, in_background, waits_for
 from .options import Options
 from .preflight import Start, check_memory, check_unflushed, preflight
-from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
-from .supervisor import CatchUp, Supervisor
-from .topic_watch import TopicWatch
-from .waiting import waits_for
+from .supervisor import BetweenBatches, CatchUp, Completer, Supervisor, snapshot_names
 
 _DRAIN_S = 10.0
 """Seconds for archiving the last records when a run ends. The next run archives the rest."""

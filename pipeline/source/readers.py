@@ -34,8 +34,7 @@ from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import Columns
 from ..kafka.messages import decode, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.patience import patience_with
-from ..kafka.protocol import Kafka, Message
+from ..kafka.protocol import Kafka, Message, patience_with
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
 from .spark_types import arrow_of

@@ -1,4 +1,4 @@
-"""A runner's messages to the planner processes of its inputs, in files, and what sends them: requests, lagging readers."""
+"""A runner's messages to the planner processes of its inputs, in files; what holds stages; the watch for requests."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from ..dev.jars import find_java
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
-from .exchange import to_partitions
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
+from .placement import to_partitions
 
 _STOP_S = 10.0
 _POLL_S = 0.05

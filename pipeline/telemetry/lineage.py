@@ -21,7 +21,7 @@ from ...common import instants
 from ...store.sst.types import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from ..listener import Listener
-from .optional import is_missing, own_version, tell_once
+from .logs import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent

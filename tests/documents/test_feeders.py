@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from slackwater.pipeline.dev.ports import HOST, choose_port
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
 from tests.support.static import ROOT

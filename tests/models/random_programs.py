@@ -31,7 +31,7 @@ from slackwater.operations.debugging.check.check import FunctionRows, Reason, ca
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.batch.state_task import MARK, StateTask
+from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.state.event_time import BatchTimes, Lateness, Times, due_after
 from slackwater.state.next_version import Outcome, Written, next_version
 from slackwater.state.records import Position

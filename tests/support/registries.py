@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import urllib3
 from slackwater.pipeline.dev.jars import Jars
-from slackwater.pipeline.dev.jvm_server import EmbeddedServer
-from slackwater.pipeline.dev.ports import HOST, is_port_open
+from slackwater.pipeline.dev.jvm_server import HOST, EmbeddedServer, is_port_open
 
 _TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.dev.ports import HOST, choose_port, is_port_open
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, is_port_open, last_words
 
 from tests.programs.go import built, is_built
 

@@ -14,8 +14,7 @@ from urllib.request import urlopen
 import psutil
 import pyspark
 from slackwater.pipeline.dev.jars import find_java
-from slackwater.pipeline.dev.ports import HOST, choose_port
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_words
 
 from tests.support.running import SHORT_LIVED
 

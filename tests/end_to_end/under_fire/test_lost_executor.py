@@ -17,7 +17,7 @@ PARTITIONS = 12
 PLACING = f"""
 import json, sys
 from pyspark.sql import functions as F
-from slackwater.pipeline.dev.ports import HOST
+from slackwater.pipeline.dev.jvm_server import HOST
 from slackwater.pipeline.spark import task_placement
 from slackwater.pipeline.spark.session import spark_session
 

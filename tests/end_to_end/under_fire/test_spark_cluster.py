@@ -12,8 +12,8 @@ from urllib.request import urlopen
 import boto3
 import psutil
 import pytest
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.ports import HOST, choose_port
 from slackwater.pipeline.spark.jvm import _script
 
 from tests.end_to_end.under_fire.spark_cluster import standalone, words_of

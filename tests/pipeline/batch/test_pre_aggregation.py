@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.errors import BadRecord
-from slackwater.pipeline.batch.job import run_state
+from slackwater.pipeline.batch.job import PLANNED_AT_ONCE, run_state
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
-from slackwater.pipeline.batch.query import PLANNED_AT_ONCE
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings
 from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.event_time import Due, Lateness, Times, Watermark
 from slackwater.state.kinds.aggregate import Aggregate
 from slackwater.state.kinds.due import Final

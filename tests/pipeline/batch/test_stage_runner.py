@@ -22,9 +22,9 @@ from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
+from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.state.event_time import BatchTimes
 from slackwater.state.next_version import SentTo, TaskReport

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.step import group
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])

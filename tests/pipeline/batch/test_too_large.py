@@ -17,7 +17,7 @@ from slackwater.pipeline.kafka.messages import RowTooLarge, decode, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import MOST_RECORD, Properties
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.store.archive.columns import HEADERS
 
 from tests.pipeline.batch.test_task import Message

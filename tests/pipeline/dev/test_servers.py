@@ -30,8 +30,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.cli.main import app
 from slackwater.errors import Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.dev import jars
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port, is_port_open
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.ports import HOST, choose_port, is_port_open
 from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedS3
 from slackwater.pipeline.dev.servers import DevServers
 from typer.testing import CliRunner

@@ -45,7 +45,7 @@ class SecuredKafka(EmbeddedKafka):
     def answers(self) -> bool:
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
-        from slackwater.pipeline.dev.ports import is_port_open
+        from slackwater.pipeline.dev.jvm_server import is_port_open
 
         if not is_port_open(self.port):
             return False

@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from slackwater.errors import NotFound, Refused, Unavailable, Usage
-from slackwater.pipeline.dev.ports import HOST, choose_port
-from slackwater.pipeline.messages.registry import USER_INFO, Registry
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
+from slackwater.pipeline.messages.registry import USER_INFO, Registry, Schema
 
 Answer = Callable[[str, str], tuple[int, str]]
 """From the path and the header Authorization to a status and a body."""

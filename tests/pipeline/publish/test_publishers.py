@@ -24,7 +24,7 @@ from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.outgoing import batch_bytes
 from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
-from slackwater.pipeline.run.topic_watch import TopicWatch
+from slackwater.pipeline.run.housekeeping import TopicWatch
 from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, commit, keys, published

@@ -18,7 +18,7 @@ from slackwater.pipeline.reject.table import DeadLetter
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.failing import Failure, StateFailed, StateFailure
 from slackwater.state.records import Range
 

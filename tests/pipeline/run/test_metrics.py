@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.committer import Committed
-from slackwater.pipeline.run.metrics import Metrics
+from slackwater.pipeline.run.monitoring import Metrics
 from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.stats import Stats

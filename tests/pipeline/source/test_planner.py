@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
+from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import PlannerFiles

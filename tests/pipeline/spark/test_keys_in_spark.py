@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.state_task import StateTask
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.source.spark_types import arrow_of
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.kinds.upsert import upsert
 from slackwater.state.step import Step
 from slackwater.store.objects.open import open_store

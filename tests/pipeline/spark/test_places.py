@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store

@@ -23,8 +23,8 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, settings_of
-from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.session import running_session, spark_session
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.records import Position
 from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
@@ -169,7 +169,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
     sent.write_bytes(data)
     program = (
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
-        "import slackwater.pipeline.batch.state_task, slackwater.pipeline.source.readers\n"
+        "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers\n"
         "import slackwater.state.kinds.aggregate, slackwater.state.kinds.update, slackwater.state.kinds.upsert\n"
         "import slackwater.store.objects.s3.store, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"

@@ -9,9 +9,9 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.upkeep.prefetcher import Prefetcher
+from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.spark.worker_resources import Places
+from slackwater.pipeline.upkeep.upkeep import Prefetcher
 from slackwater.state.next_version import TaskReport
 from slackwater.state.step import Step
 from slackwater.store.objects.counting import CountingStore

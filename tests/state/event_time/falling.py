@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.batch.state_task import MARK, StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import MARK, StateTask
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.snapshot.change.migrate import find_plan, lines, migrate
 from slackwater.state.event_time import Lateness, Times, Watermark, due_after
 from slackwater.state.fits import Declared, DeclaredStage

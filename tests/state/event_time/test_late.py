@@ -12,8 +12,8 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.spark.worker_resources import Places
 from slackwater.state.event_time import Lateness, Times, Watermark
 from slackwater.state.kinds.due import window_of
 from slackwater.state.step import Step
