@@ -38,7 +38,7 @@ from ..source.wake import PlannerFiles
 from ..spark.placement import Homes, to_partitions
 from ..spark.plans import RecordCounts, first_column, needed_columns, needed_shares, optimised_paths, plan_of
 from ..spark.session import with_settings
-from ..spark.worker_resources import Places
+from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import Tracing
 from ..upkeep.upkeep import Triggers
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
@@ -67,11 +67,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Configuration of one stage's runner. With `max_unflushed`, `places` has a spool."""
+    """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool."""
 
     stage: Stage
     shape: Shape
-    places: Places
+    resources: WorkerResources
     limits: Limits
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
@@ -153,10 +153,10 @@ class StageJob:
         writer, version = base.writer, base.version + 1
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))
+            return run_write(rows, WriteTask(config.resources, writer, version, targets, shape.rows, times=seen))
         late_by, late = shape.late_by, stage.late
         task = StateTask(
-            dataclasses.replace(config.places, s3=self.access()),
+            dataclasses.replace(config.resources, s3=self.access()),
             writer,
             version,
             targets,
@@ -297,8 +297,8 @@ def start_query(
 
     `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
     """
-    stage, places = config.stage, config.places
-    private = Private(places.kafka, places.s3_settings, aws_variables(os.environ))
+    stage, resources = config.stage, config.resources
+    private = Private(resources.kafka, resources.s3_settings, aws_variables(os.environ))
     streams: dict[str, DataFrame] = {}
     for name in stage.inputs:
         at, is_first = head.inputs[name], not streams
@@ -309,12 +309,12 @@ def start_query(
             topic=at.topic,
             topic_id="" if at.upstream else at.topic_id,
             upstream=at.upstream,
-            patience_s=places.patience_s,
+            patience_s=resources.patience_s,
             max_records=config.limits.max_records,
             trigger_ms=config.limits.trigger_ms,
             app=head.app,
             stage=stage.name,
-            store=places.store,
+            store=resources.store,
             spool=config.input_spools.get(at.topic, ""),
             counts=str(counts) if at.upstream else "",
             told=str(config.planners.folder),
@@ -337,7 +337,7 @@ def start_query(
     with with_settings(spark, PLANNED_AT_ONCE):
         return (
             # A session may run several apps, and query names have to be unique.
-            rows.writeStream.queryName(f"{places.app}/{stage.name}")
+            rows.writeStream.queryName(f"{resources.app}/{stage.name}")
             .foreachBatch(without_interrupts(on_batch))
             .option("checkpointLocation", str(config.checkpoint.folder))
             .start()

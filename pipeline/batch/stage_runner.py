@@ -79,11 +79,11 @@ class StageRunner:
         """Duration of the last batch."""
         self._span: BatchSpan | None = None
         """Span of the batch under way, if tracing is on."""
-        has_table, places, limits = config.shape.table is not None, config.places, config.limits
+        has_table, resources, limits = config.shape.table is not None, config.resources, config.limits
         # Local tasks share one cache, so they need no placement.
-        self._homes = Homes() if places.elsewhere else None
-        spool = SpooledStore(store, Path(places.spool)) if places.spool else None
-        cache = SstCache(*places.cache)
+        self._homes = Homes() if resources.elsewhere else None
+        spool = SpooledStore(store, Path(resources.spool)) if resources.spool else None
+        cache = SstCache(*resources.cache)
         local: ObjectStore = spool or store
         self._committer = Committer(
             store,
@@ -103,7 +103,7 @@ class StageRunner:
                 cache,
                 claimed,
                 threads=config.compaction_threads,
-                deliver=Delivery(self._homes, places, access) if self._homes else None,
+                deliver=Delivery(self._homes, resources, access) if self._homes else None,
                 prefetch=config.prefetch,
                 triggers=limits.stall,
                 tip=lambda: self.tip,
@@ -318,11 +318,11 @@ class StageRunner:
         with_rows: bool = True,
     ) -> None:
         """Write the markers after a computed batch, and submit its version for commit."""
-        results, merges, places = tuple(written.results), self._finished, self._config.places
+        results, merges, resources = tuple(written.results), self._finished, self._config.resources
         markers = {}
         for snapshot, channel in outcome.markers:
             topic, partitions = base.outputs[channel].topic, len(base.outputs[channel].ends)
-            sent = write_markers(open_kafka(places.kafka), topic, partitions, snapshot, places.patience_s)
+            sent = write_markers(open_kafka(resources.kafka), topic, partitions, snapshot, resources.patience_s)
             markers[snapshot, channel] = sent
         manifest = next_version(
             base,

@@ -39,7 +39,7 @@ from ..kafka.open import open_kafka
 from ..kafka.protocol import MOST_RECORD, Kafka, TooLarge
 from ..messages import outgoing
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
-from ..spark.worker_resources import Places
+from ..spark.worker_resources import WorkerResources
 
 RESULT_SCHEMA = StructType().add("result", BinaryType())
 
@@ -136,7 +136,7 @@ def _limit(kafka: Kafka, topic: str) -> int | None:
 class Task(ABC):
     """The task of a micro-batch, for any stage."""
 
-    places: Places
+    resources: WorkerResources
     writer: str
     version: int
     outputs: tuple[OutputTopic, ...]
@@ -178,7 +178,7 @@ class Task(ABC):
         for target, rows, partitions in parts:
             if not target.topic:
                 continue
-            kafka, patience_s = open_kafka(self.places.kafka), self.places.patience_s
+            kafka, patience_s = open_kafka(self.resources.kafka), self.resources.patience_s
             if target.encoding is not None:
                 rows, more = check_sizes(
                     kafka, target, outgoing.records(rows, target.encoding, patience_s), self.version
@@ -269,7 +269,7 @@ class StateTask(Task):
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         """Merge the rows that are not late, and the rows that fall due in the `marked` state partitions."""
         table, count, reads = self.step.table, self.step.table.partitions, Reads()
-        counted, store, cache = self.places.open()
+        counted, store, cache = self.resources.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
         steps: list[Made] = []
         ssts: list[Sst] = []
@@ -285,7 +285,7 @@ class StateTask(Task):
             steps.append(step)
             if step.new.num_rows:
                 new, latest_ms = self.step.with_expiry(step.new)
-                app, stage = self.places.app, self.places.stage
+                app, stage = self.resources.app, self.resources.stage
                 sst = writer.write(store, cache, app=app, stage=stage, table=table, partition=partition, rows=new)
                 ssts.append(sst)
                 event_ms.append(latest_ms)

@@ -32,7 +32,7 @@ from ..source.options import ScratchCheckpoint
 from ..source.spool import InputSpool
 from ..source.wake import Backpressure, PlannerFiles, RequestWatch
 from ..spark.session import running_session, spark_session, warm_up
-from ..spark.worker_resources import Places
+from ..spark.worker_resources import WorkerResources
 from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
 from ..telemetry.logs import running
 from ..telemetry.spans import Tracing, tracing_of
@@ -267,7 +267,7 @@ def _build(
         limits, store, shape = start.limits[stage.name], start.stores[stage.name], stage_shapes[stage.name]
         # Requests for the whole app belong to no stage: the first stage's meter counts them.
         shared = () if runners else (start.store, start.heartbeats)
-        places = Places(
+        resources = WorkerResources(
             app,
             stage.name,
             options.store,
@@ -280,11 +280,11 @@ def _build(
         )
         rejecter, published = None, start.claimer.publishes or {}
         if stage.rejects_some:
-            rejecter = BatchRejecter(spark, stage, shape, places, "" if start.clone else stage.rejects, published)
+            rejecter = BatchRejecter(spark, stage, shape, resources, "" if start.clone else stage.rejects, published)
         config = StageConfig(
             stage,
             shape,
-            places,
+            resources,
             limits,
             ScratchCheckpoint(scratch / "checkpoints" / stage.name),
             planners=planners,

@@ -45,7 +45,7 @@ from ...store.versions.side_tables import all_ssts
 from ..api.table import L0_SLOWDOWN, L0_STOP
 from ..source.worker import configure_worker
 from ..spark.placement import Homes
-from ..spark.worker_resources import Places
+from ..spark.worker_resources import WorkerResources
 
 Compacting = Literal["nothing", "under way", "finished"]
 """Progress of this runner's merges of L0 SSTs: `finished` outputs are committed with the next batch."""
@@ -345,18 +345,18 @@ class Delivery:
     """Sends outputs of merges to the machines of their state partitions, by a small Spark job."""
 
     homes: Homes
-    places: Places
+    resources: WorkerResources
     access: Callable[[], S3Access | None]
     """Returns the workers' store credentials; called before each delivery."""
 
     def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
         """Send the SSTs, and return when they have arrived. If that fails, batches fetch what they need."""
-        local_places = dataclasses.replace(self.places, s3=self.access())
+        local_resources = dataclasses.replace(self.resources, s3=self.access())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             """Fetch the SSTs of the given state partitions into the machine's cache. Runs in a task."""
             configure_worker()
-            _, store, cache = local_places.open()
+            _, store, cache = local_resources.open()
             for batch in batches:
                 for partition in batch.column(0).to_pylist():
                     for sst in sorted_runs.touching(ssts, partition, table.partitions):
@@ -366,4 +366,4 @@ class Delivery:
         try:
             self.homes.visit(fetch)
         except (Py4JError, PySparkException) as error:
-            _log.debug("SSTs of %s/%s were not delivered: %s", local_places.app, local_places.stage, error)
+            _log.debug("SSTs of %s/%s were not delivered: %s", local_resources.app, local_resources.stage, error)

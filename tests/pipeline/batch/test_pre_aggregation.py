@@ -23,7 +23,7 @@ from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings
 from slackwater.pipeline.spark.user_errors import translate
-from slackwater.pipeline.spark.worker_resources import Places
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.event_time import Due, Lateness, Times, Watermark
 from slackwater.state.kinds.aggregate import Aggregate
 from slackwater.state.kinds.due import Final
@@ -81,11 +81,11 @@ def table_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema) -> Table:
 
 
 def task_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any) -> StateTask:
-    places = Places("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
+    resources = WorkerResources("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
     version = more.pop("version", 1)
     decides = {name: more.pop(name) for name in ("lateness", "due") if name in more}
     step = Step(table_of(bound, key, rows), bound, version, 0, **decides)
-    return StateTask(places, "w", version, (), step, more.pop("ssts", ()), **more)
+    return StateTask(resources, "w", version, (), step, more.pop("ssts", ()), **more)
 
 
 def spark() -> SparkSession:
