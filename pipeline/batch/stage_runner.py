@@ -32,13 +32,12 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
+from ..listener import BatchReport
 from ..spark.placement import Homes
 from ..telemetry.logs import working_on
 from ..telemetry.spans import BatchSpan
-from ..upkeep.meter import StageMeter
 from ..upkeep.upkeep import Delivery, Upkeep
-from .batch_report import BatchReport
-from .committer import Committed, Committer, Outdated, PendingVersion
+from .committer import Committed, Committer, Outdated, PendingVersion, StageMeter, report_of
 from .job import Batch, StageConfig, StageJob, start_query
 from .snapshot_events import arrive
 
@@ -360,7 +359,7 @@ class StageRunner:
 
         def on_commit(committed: Committed) -> None:
             self._on_move(self.head, self.tip)
-            report = BatchReport.of(committed, results, due, stall_seconds)
+            report = report_of(committed, results, due, stall_seconds)
             versions = (committed.previous, committed.manifest)
             with (
                 span.committed(*versions, committed.commit_seconds, report.windows, rejected)

@@ -24,8 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 
 from ...errors import Refused
 from ...snapshot.status.lag import StageLag
-from ..batch.batch_report import BatchReport
-from ..listener import ArchiveState, Listener
+from ..listener import ArchiveState, BatchReport, Listener
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

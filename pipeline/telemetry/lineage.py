@@ -175,11 +175,6 @@ class RunLineage(Listener):
         self._sending = threading.Thread(target=self._work, name="lineage", daemon=True)
         self._sending.start()
 
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Names of the run's stages."""
-        return tuple(self._stages)
-
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """Note a committed version."""
         self._heads[head.stage] = head

@@ -15,17 +15,17 @@ from slackwater.errors import Corruption, Fenced
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
-from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.batch.committer import StageMeter
 from slackwater.pipeline.batch.job import Limits, StageConfig, StageJob
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.listener import BatchReport
 from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.state.event_time import BatchTimes
 from slackwater.state.next_version import SentTo, TaskReport
 from slackwater.state.records import Position
