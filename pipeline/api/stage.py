@@ -211,26 +211,8 @@ def _check_types(stage: Stage) -> None:
 def check_stage(stage: Stage) -> None:
     """Raise `Usage` if a stage contradicts itself, and `Refused` if it has no effect."""
     _check_types(stage)
-    for source in stage.reads:
-        if not isinstance(source, Topic | str):
-            raise Usage(
-                f"stage {stage.name!r} reads {source!r}; expected a slackwater.topic(...), a "
-                "slackwater.repartition(...) or the name of one, or several of them"
-            )
-    if not stage.reads or len(stage.inputs) != len(stage.reads):
-        names = (
-            ", ".join(repr(source.name if isinstance(source, Topic) else source) for source in stage.reads) or "nothing"
-        )
-        raise Usage(f"stage {stage.name!r} reads {names}; expected one or more inputs of different names")
-    for output in stage.writes:
-        if not isinstance(output, Repartition | TopicSink | FunctionSink):
-            raise Usage(
-                f"stage {stage.name!r} writes {output!r}; expected a slackwater.repartition(...), a "
-                "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
-            )
-    written = [output.name for output in stage.writes]
-    if duplicates := [name for name in written if written.count(name) > 1]:
-        raise Usage(f"stage {stage.name!r} writes {duplicates[0]!r} twice; expected different names")
+    _check_inputs(stage)
+    _check_outputs(stage)
     if len(set(stage.key)) != len(stage.key):
         raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
     if stage.table is not DEFAULT_TABLE and stage.state is None:
@@ -243,3 +225,29 @@ def check_stage(stage: Stage) -> None:
             f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",
             hint="give it state= or writes=",
         )
+
+
+def _check_inputs(stage: Stage) -> None:
+    for source in stage.reads:
+        if not isinstance(source, Topic | str):
+            raise Usage(
+                f"stage {stage.name!r} reads {source!r}; expected a slackwater.topic(...), a "
+                "slackwater.repartition(...) or the name of one, or several of them"
+            )
+    if not stage.reads or len(stage.inputs) != len(stage.reads):
+        names = (
+            ", ".join(repr(source.name if isinstance(source, Topic) else source) for source in stage.reads) or "nothing"
+        )
+        raise Usage(f"stage {stage.name!r} reads {names}; expected one or more inputs of different names")
+
+
+def _check_outputs(stage: Stage) -> None:
+    for output in stage.writes:
+        if not isinstance(output, Repartition | TopicSink | FunctionSink):
+            raise Usage(
+                f"stage {stage.name!r} writes {output!r}; expected a slackwater.repartition(...), a "
+                "slackwater.sink(...) or a slackwater.foreach_version(...), or several of them"
+            )
+    written = [output.name for output in stage.writes]
+    if duplicates := [name for name in written if written.count(name) > 1]:
+        raise Usage(f"stage {stage.name!r} writes {duplicates[0]!r} twice; expected different names")

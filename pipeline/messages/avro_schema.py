@@ -209,15 +209,7 @@ def _end(node: Node, data: bytes, at: int) -> int:
     """Return the offset just past the value at `at`. Raises `IndexError` or `ValueError` if the bytes are invalid."""
     match node["type"]:
         case "union":
-            choices = node["branches"]
-            number, at = _long(data, at)
-            if len(choices) == 2 and len(branches(node)) == 1:
-                # arrow-rs treats every branch number other than null's as the value.
-                null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
-                return at if number == null else _end(choices[1 - null], data, at)
-            if number < 0:
-                raise ValueError("no branch")
-            return _end(choices[number], data, at)
+            return _union_end(node, data, at)
         case "null":
             return at
         case "int" | "long":
@@ -236,13 +228,31 @@ def _end(node: Node, data: bytes, at: int) -> int:
         case "map":
             entry = {"type": "record", "fields": [{"type": {"type": "string"}}, {"type": node["values"]}]}
             return _blocks_end(entry, data, at)
-        case "bytes" | "string":
-            size, at = _long(data, at)
-        case kind:
-            size = node["size"] if kind == "fixed" else _SIZES[kind]
+    return _bytes_end(node, data, at)
+
+
+def _union_end(node: Node, data: bytes, at: int) -> int:
+    choices = node["branches"]
+    number, at = _long(data, at)
+    if len(choices) == 2 and len(branches(node)) == 1:
+        # arrow-rs treats every branch number other than null's as the value.
+        null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
+        return at if number == null else _end(choices[1 - null], data, at)
+    if number < 0:
+        raise ValueError("no branch")
+    return _end(choices[number], data, at)
+
+
+def _bytes_end(node: Node, data: bytes, at: int) -> int:
+    """Return the end of a value of some bytes, whose number is fixed or stands before them."""
+    kind = node["type"]
+    if kind in ("bytes", "string"):
+        size, at = _long(data, at)
+    else:
+        size = node["size"] if kind == "fixed" else _SIZES[kind]
     if size < 0 or at + size > len(data):
         raise ValueError("beyond the end")
-    if node["type"] == "string":
+    if kind == "string":
         data[at : at + size].decode()
     return at + size
 
@@ -317,19 +327,9 @@ def _value(default: Any, node: Node) -> Any:
     kind = node["type"]
     if kind == "union":
         return _union_value(default, node)
-    if kind == "null":
-        if default is not None:
-            raise ValueError(f"{default!r} is not null")
-        return None
-    if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
-        raise ValueError(f"{default!r} is not of type {kind}")
-    if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
-        raise ValueError(f"{default} does not fit {kind}")
-    if node.get("logicalType") == "decimal":
-        unscaled = int.from_bytes(default.encode("latin-1"), "big", signed=True)
-        return Decimal(f"{unscaled}e-{node['scale']}")
-    if "timestamp" in node.get("logicalType", ""):
-        return _MICROSECONDS[node["logicalType"].rpartition("-")[2]](default)
+    _check_json_type(default, kind)
+    if "logicalType" in node and (logical := _logical_value(default, node)) is not None:
+        return logical
     match kind:
         case "record":
             return {
@@ -350,6 +350,27 @@ def _value(default: Any, node: Node) -> Any:
                 raise ValueError(f"{len(data)} bytes, not {node['size']}")
             return data
     return default
+
+
+def _check_json_type(default: Any, kind: str) -> None:
+    """Raise `ValueError` if a default in JSON cannot be a value of an Avro type."""
+    if kind == "null":
+        if default is not None:
+            raise ValueError(f"{default!r} is not null")
+        return
+    if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
+        raise ValueError(f"{default!r} is not of type {kind}")
+    if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
+        raise ValueError(f"{default} does not fit {kind}")
+
+
+def _logical_value(default: Any, node: Node) -> Any:
+    """Return the value of a decimal or a time; None for other logical types."""
+    logical = node["logicalType"]
+    if logical == "decimal":
+        unscaled = int.from_bytes(default.encode("latin-1"), "big", signed=True)
+        return Decimal(f"{unscaled}e-{node['scale']}")
+    return _MICROSECONDS[logical.rpartition("-")[2]](default) if "timestamp" in logical else None
 
 
 def _union_value(default: Any, node: Node) -> Any:

@@ -74,16 +74,12 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
         if ref in within:
             raise _refused(at, f"contains itself ({ref})")
         return _column(_referenced(ref, root, at), root, at, (*within, ref))
-    for keyword in ("oneOf", "anyOf"):
-        if keyword in node:
-            choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
-            if len(choices) != 1:
-                raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
-            return _column(choices[0], root, at, within)
-    declared = node.get("type") or []
-    kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
-    if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
-        kinds = ["string"]
+    if keyword := next((keyword for keyword in ("oneOf", "anyOf") if keyword in node), ""):
+        choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
+        if len(choices) != 1:
+            raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
+        return _column(choices[0], root, at, within)
+    kinds = _kinds(node)
     if "properties" in node and kinds in ([], ["object"]):
         fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
         return pa.struct([pa.field(name, kind) for name, kind in fields])
@@ -96,6 +92,15 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
     if kinds[0] not in _SIMPLE:
         raise _refused(at, f"is an {kinds[0]} without properties")
     return _SIMPLE[kinds[0]]
+
+
+def _kinds(node: Any) -> list[str]:
+    """Return the types that a part of the schema declares, besides null; an enum of strings needs none."""
+    declared = node.get("type") or []
+    kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
+    if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
+        return ["string"]
+    return kinds
 
 
 def _referenced(ref: str, root: Any, at: str) -> Any:
