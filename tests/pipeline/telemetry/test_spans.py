@@ -139,7 +139,7 @@ def test_nothing_is_imported_where_nothing_is_configured() -> None:
     program = (
         "import sys, os\n"
         "for name in [each for each in os.environ if each.startswith(('OTEL_', 'OPENLINEAGE'))]: del os.environ[name]\n"
-        "from slackwater.pipeline.run import runner, metrics\n"
+        "from slackwater.pipeline.run import monitoring, runner\n"
         "from slackwater.pipeline.telemetry import lineage, spans\n"
         "assert spans.tracing_of() is None and not lineage.is_configured()\n"
         "assert not [each for each in sys.modules if each.startswith(('opentelemetry', 'openlineage'))]\n"
