@@ -28,6 +28,7 @@ from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.replicas import Anchor
 from ...snapshot.cut.stored import ADDRESS
 from ...snapshot.query.log import Remaining, RemainingOf
+from ...state.records import Range
 from ...state.topics import TopicState, are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
@@ -125,16 +126,10 @@ class KafkaChannels:
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         decoded = partial(decode_addressed, attempts=frozenset(in_flight.attempts))
         counts = in_flight.counts or (None,) * len(in_flight.ends)
+        topic, topic_id = in_flight.topic, in_flight.topic_id
         for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
-            yield from read_rows(
-                self.kafka,
-                in_flight.topic,
-                partition,
-                *where,
-                decoded,
-                patience_s=self.patience_s,
-                topic_id=in_flight.topic_id,
-            )
+            part = Range(partition, *where)
+            yield from read_rows(self.kafka, topic, part, decoded, patience_s=self.patience_s, topic_id=topic_id)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(group_of(app, stage), positions)

@@ -172,7 +172,7 @@ class KafkaFeed:
                 num_rows += len(offsets)
                 numbers = record_number(1, 0) * (first_number + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
-        check_count(*span, num_rows, part.rows, gone)
+        check_count(self.topic, part, num_rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         """Yield the offsets of records, their rows in their messages, and their columns."""

@@ -151,17 +151,7 @@ def _of_channel(
     chunks = [
         rows
         for one in parts
-        for rows in read_rows(
-            kafka,
-            end.topic,
-            one.partition,
-            one.first,
-            one.last,
-            one.rows,
-            decoded,
-            patience_s=patience_s,
-            topic_id=end.topic_id,
-        )
+        for rows in read_rows(kafka, end.topic, one, decoded, patience_s=patience_s, topic_id=end.topic_id)
     ]
     found = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
     rows = found.drop_columns(PLACE.names)

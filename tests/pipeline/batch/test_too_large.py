@@ -154,8 +154,8 @@ def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_tol
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (OutputTopic("by-id", "channel", 2, ("id",)), "repartition topic 'by-id' at v3: the row with id='b' takes"),
-        (OutputTopic("told", "internal"), "sink 'told' at v3: the row takes"),
+        (OutputTopic("by-id", "channel", 2, ("id",)), "repartition topic 'by-id' at v3: the row with id='b' has"),
+        (OutputTopic("told", "internal"), "sink 'told' at v3: the row has"),
     ],
 )
 def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: str) -> None:
