@@ -259,7 +259,7 @@ class Tracer:
 
     def _element(self, node: _Node, plan: _Node) -> _Traced:
         inner, key = self._expression(node.children[0], plan), node.children[1]
-        if _kind_of(inner.type) != "map":
+        if _inner(inner.type, "type") != "map":
             return _Traced(inner.sources, _inner(inner.type, "elementType"), inner.parts)
         name = str(key.fields.get("value")) if key.kind == "Literal" else ANY
         return inner.map(lambda source: source.below(name), _inner(inner.type, "valueType"))
@@ -376,10 +376,6 @@ def _joined(alternatives: Sequence[_Traced]) -> _Traced:
 
 def _inner(kind: Any, name: str) -> Any:
     return kind.get(name) if isinstance(kind, dict) else None
-
-
-def _kind_of(kind: Any) -> str:
-    return str(kind.get("type")) if isinstance(kind, dict) else str(kind)
 
 
 def _steps(literal: _Node) -> tuple[str, ...] | None:

@@ -210,16 +210,14 @@ def _ddl(kind: DataType) -> str:
     """Return a type's DDL. Spark's own DDL does not quote the names of struct fields."""
     match kind:
         case StructType():
-            return f"struct<{','.join(f'{_field_name(field.name)}:{_ddl(field.dataType)}' for field in kind)}>"
+            names = [name if _WORD.fullmatch(name) else in_backticks(name) for name in kind.names]
+            types = [_ddl(field.dataType) for field in kind]
+            return f"struct<{','.join(f'{name}:{ddl}' for name, ddl in zip(names, types, strict=True))}>"
         case ArrayType():
             return f"array<{_ddl(kind.elementType)}>"
         case MapType():
             return f"map<{_ddl(kind.keyType)},{_ddl(kind.valueType)}>"
     return kind.simpleString()
-
-
-def _field_name(name: str) -> str:
-    return name if _WORD.fullmatch(name) else in_backticks(name)
 
 
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:

@@ -11,6 +11,7 @@ from ...errors import NotFound, Refused
 from ...store.archive import columns
 from ..api.sink import Encoding
 from . import avro_rows, json_messages
+from .registry import varint_sizes
 
 HEADER = "header "
 """Prefix of a header's column name."""
@@ -94,23 +95,14 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
             title = pa.array([name.removeprefix(HEADER)])
             body += np.where(is_set, _counted_bytes(title)[0] + _counted_bytes(column), 0)
             counts += is_set
-    body += _varint_bytes(counts)
-    return np.asarray(_BATCH_OVERHEAD + _varint_bytes(body) + body, np.int64)
+    body += varint_sizes(counts)
+    return np.asarray(_BATCH_OVERHEAD + varint_sizes(body) + body, np.int64)
 
 
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each text with its length prefix, which is -1 for null."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
-    return np.asarray(_varint_bytes(lengths) + np.maximum(lengths, 0), np.int64)
-
-
-def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    zigzag = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
-    return np.asarray(np.searchsorted(_VARINTS, zigzag, side="right") + 1, np.int64)
-
-
-_VARINTS = np.array([1 << bits for bits in (7, 14, 21, 28)], np.int64)
-"""The smallest numbers that take 2, 3, 4 and 5 bytes."""
+    return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:

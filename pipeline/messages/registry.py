@@ -107,21 +107,26 @@ def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
 
 def varint(number: int) -> bytes:
     """Encode a non-negative number as a zigzag varint, as Avro and the registry's Protobuf index paths do."""
-    number <<= 1
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
+    return bytes(varints(np.array([number]))[0].as_py())
+
+
+_LARGER = np.array([1 << 7 * num_sevens for num_sevens in range(1, 10)], np.uint64)
+"""The smallest numbers that take 2, 3, … 10 bytes."""
+
+
+def varint_sizes(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Return the number of bytes of each number as a zigzag varint."""
+    return np.asarray(np.searchsorted(_LARGER, _zigzag(numbers), side="right") + 1, np.int64)
+
+
+def _zigzag(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
+    signed = numbers.astype(np.int64)
+    return (signed << 1 ^ signed >> 63).view(np.uint64)
 
 
 def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
     """Encode numbers as zigzag varints: seven bits a byte, lowest first, the eighth bit set in all but the last."""
-    signed = numbers.astype(np.int64)
-    zigzag = (signed << 1 ^ signed >> 63).view(np.uint64)
-    sizes = np.ones(len(zigzag), np.int32)
-    for num_sevens in range(1, 10):
-        sizes += zigzag >= np.uint64(1) << np.uint64(7 * num_sevens)
+    zigzag, sizes = _zigzag(numbers), varint_sizes(numbers)
     offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
     out = np.empty(int(offsets[-1]), np.uint8)
     for at in range(int(sizes.max(initial=0))):

@@ -36,7 +36,7 @@ from ..api.topic import EARLIEST, Repartition, Topic
 from ..batch.column_sources import joined
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
-from ..publish import prepare as sinks
+from ..publish import sinks
 from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
 
 

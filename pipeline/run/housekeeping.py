@@ -36,7 +36,7 @@ from ..batch.stage_runner import StageRunner
 from ..kafka.open import EndOffsets
 from ..kafka.protocol import Kafka
 from ..listener import Listener
-from ..publish.prepare import another_internal
+from ..publish.sinks import another_internal
 from .claim import Claimer
 from .start_positions import another_channel, another_users_topic
 

@@ -35,7 +35,7 @@ from ..kafka.archived import ArchivedKafka
 from ..kafka.open import in_memory, open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..listener import Listener
-from ..publish.prepare import check_targets
+from ..publish.sinks import check_targets
 from ..spark.session import check_start, running_session
 from ..upkeep.upkeep import Triggers
 from .claim import Claimer, check_made_here, check_program, migrate_command

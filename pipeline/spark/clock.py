@@ -45,7 +45,7 @@ class _InPlace(type):
 @contextmanager
 def stopped(at_ms: int) -> Iterator[None]:
     """Stop Python's clocks at a time (ms since 1970 UTC) during the block, for all threads."""
-    undo = _stop(at_ms)
+    undo = stop_clocks(at_ms)
     try:
         yield
     finally:
@@ -53,13 +53,8 @@ def stopped(at_ms: int) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def stop_for_good(at_ms: int) -> None:
-    """Stop Python's clocks at a time (ms since 1970 UTC) for the rest of this process."""
-    _stop(at_ms)
-
-
-def _stop(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
-    """Stop the clocks; return the replaced attributes, to restore them."""
+def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
+    """Stop Python's clocks at a time (ms since 1970 UTC); return the replaced attributes, to restore them."""
     replaced: list[tuple[ModuleType, str, Any]] = []
     stand_ins = _stand_ins(at_ms)
     instead = {id(getattr(module, name)): value for module, name, value in stand_ins}

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -275,11 +275,8 @@ _SEED = 42
 
 def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
     """Return the rows of a DataFrame, with the share's columns, that belong to the share."""
-    return frame.where(_condition(*(F.col(in_backticks(name)) for name in share.columns), parts=share.parts))
-
-
-def _condition(*columns: Column, parts: int) -> Column:
-    return F.pmod(F.xxhash64(*columns), F.lit(SHARES)) < parts
+    hashed = F.xxhash64(*(F.col(in_backticks(name)) for name in share.columns))
+    return frame.where(F.pmod(hashed, F.lit(SHARES)) < share.parts)
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
