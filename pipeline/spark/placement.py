@@ -53,7 +53,7 @@ def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
 
 
 _HOME = "_home"
-"""Join column of rows and homes: the result of `exchange.addressed` for their partition."""
+"""Join column of rows and homes: the result of `addressed` for their partition."""
 _PARTITION = "_partition"
 """Number of a home's partition."""
 _firsts = count_from(0, 1 << 20)

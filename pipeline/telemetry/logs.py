@@ -10,6 +10,9 @@ from importlib.util import find_spec
 
 from ...common.validation import installing
 
+_log = logging.getLogger("slackwater")
+
+_AGAIN_S = 600.0
 _VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
 
 _APPS: list[str] = []
@@ -47,11 +50,6 @@ def fields() -> dict[str, object]:
     if trace is not None and (context := trace.get_current_span().get_span_context()).is_valid:
         named |= {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
     return named
-
-
-_log = logging.getLogger("slackwater")
-
-_AGAIN_S = 600.0
 
 
 def is_missing(module: str, client: str, extra: str) -> bool:
