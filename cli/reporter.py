@@ -17,7 +17,7 @@ from ..pipeline.listener import Listener
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..pipeline.batch.batch_report import BatchReport
+    from ..pipeline.listener import BatchReport
     from ..pipeline.run.stopping import Stop
     from ..snapshot.gc.collect import Collected
     from ..snapshot.status.lag import StageLag

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import NotFound, Refused
-from ...pipeline.kafka.failover import Sync
+from ...pipeline.kafka.channels import Sync
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor
 

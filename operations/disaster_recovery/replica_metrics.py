@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...pipeline.run.metrics import serve
+from ...pipeline.run.monitoring import serve
 from .replicate import Round
 
 
@@ -40,5 +40,5 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        """Serve `GET /metrics` on a port, by `pipeline.run.metrics.serve`; returns the port."""
+        """Serve `GET /metrics` on a port, by `pipeline.run.monitoring.serve`; returns the port."""
         return serve(self.registry, port)

@@ -13,7 +13,7 @@ from ulid import ULID
 from ...common import instants
 from ...errors import NotFound, Refused
 from ...pipeline.api.app import App
-from ...pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
+from ...pipeline.api.topic import starting_at, starting_offsets_in, stored_starts
 from ...pipeline.batch.schemas import Shape, shapes
 from ...pipeline.kafka.open import wait_for
 from ...pipeline.kafka.protocol import Kafka

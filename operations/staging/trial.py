@@ -23,13 +23,12 @@ from xxhash import xxh3_64_hexdigest
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...pipeline.api.app import App
-from ...pipeline.batch.batch_report import BatchReport
 from ...pipeline.batch.schemas import shapes
 from ...pipeline.kafka.archived import archived
 from ...pipeline.kafka.channels import KafkaChannels, group_of
 from ...pipeline.kafka.open import open_kafka
 from ...pipeline.kafka.protocol import Kafka
-from ...pipeline.listener import Callbacks, Listener
+from ...pipeline.listener import BatchReport, Callbacks, Listener
 from ...pipeline.run.options import Options
 from ...pipeline.run.runner import run
 from ...pipeline.run.stopping import Stop, StopRequested, stop_signals

@@ -16,8 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from ...common.silence import SILENT_S, address_of, on_silence, warn_of
 from ...errors import Gone, Refused, Unavailable
-from .patience import SETTING, Patience
-from .protocol import MESSAGE_BYTES, Properties, gone_error
+from .protocol import MESSAGE_BYTES, SETTING, Patience, Properties, gone_error
 
 POLL_S = 0.25
 QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}

@@ -15,8 +15,16 @@ from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, Offset
 from ...errors import Gone, NotFound, Refused
 from ...state.records import TopicState, id_of_epochs
 from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
-from .patience import patience_with
-from .protocol import MESSAGE_BYTES, NotTaken, Offsets, Properties, Record, TransactionSettings, check_read
+from .protocol import (
+    MESSAGE_BYTES,
+    NotTaken,
+    Offsets,
+    Properties,
+    Record,
+    TransactionSettings,
+    check_read,
+    patience_with,
+)
 from .transactions import KafkaTransactions
 
 _NO_LEADER = (

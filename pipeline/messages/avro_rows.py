@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from ...errors import Refused
 from ...store.sst.showable import escaped
-from .registry import Registry
-from .schema import HEAD_BYTES, varints
+from .registry import HEAD_BYTES, Registry, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _NOT_NULL = b"\x00", b"\x02"

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from ...errors import NotFound, Refused
 from ...store.archive import columns
 from ..api.sink import Encoding
-from . import avro_rows, json_rows
+from . import avro_rows, json_messages
+from .registry import varint_sizes
 
 HEADER = "header "
 """Prefix of a header's column name."""
@@ -41,9 +42,9 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
                 f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_rows.check(label, pa.schema([rows.field(name) for name in encoding.key]))
+    json_messages.check(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_rows if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
+        (json_messages if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
@@ -94,32 +95,23 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
             title = pa.array([name.removeprefix(HEADER)])
             body += np.where(is_set, _counted_bytes(title)[0] + _counted_bytes(column), 0)
             counts += is_set
-    body += _varint_bytes(counts)
-    return np.asarray(_BATCH_OVERHEAD + _varint_bytes(body) + body, np.int64)
+    body += varint_sizes(counts)
+    return np.asarray(_BATCH_OVERHEAD + varint_sizes(body) + body, np.int64)
 
 
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each text with its length prefix, which is -1 for null."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
-    return np.asarray(_varint_bytes(lengths) + np.maximum(lengths, 0), np.int64)
-
-
-def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    zigzag = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
-    return np.asarray(np.searchsorted(_VARINTS, zigzag, side="right") + 1, np.int64)
-
-
-_VARINTS = np.array([1 << bits for bits in (7, 14, 21, 28)], np.int64)
-"""The smallest numbers that take 2, 3, 4 and 5 bytes."""
+    return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
     if not columns:
         return pa.nulls(rows.num_rows, pa.binary())
     if len(columns) > 1:
-        return json_rows.objects(rows.select(columns))
+        return json_messages.objects(rows.select(columns))
     column = rows[columns[0]]
-    return column.cast(pa.binary()) if _is_bytes(column.type) else json_rows.values(column)
+    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.values(column)
 
 
 def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
@@ -127,7 +119,7 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
         return rows[encoding.value].cast(pa.binary())
     valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
-        return json_rows.objects(valued)
+        return json_messages.objects(valued)
     number = avro_rows.registered(encoding.registry, encoding.subject, valued.schema, patience_s)
     return avro_rows.messages(valued, number)
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.mirror_offsets import Match, ReadOn, Source, match, mirrored_name, position
-from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.failover import offset_sync
+from slackwater.pipeline.kafka.channels import KafkaChannels, offset_sync
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.replicas import Anchor

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, start_at
+from slackwater.pipeline.run.supervisor import Completer
 from slackwater.pipeline.spark.user_errors import translate
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.run.supervisor import Backpressure
 from slackwater.pipeline.source.planner import Pace
-from slackwater.pipeline.source.wake import PlannerFiles
+from slackwater.pipeline.source.wake import Backpressure, PlannerFiles
 from slackwater.store.versions.manifest import Input, Manifest, Output
 
 

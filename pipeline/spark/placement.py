@@ -1,8 +1,12 @@
-"""Sends tasks to the executor that had their partition in the batch before, whose machine has the SSTs.
+"""Moves rows to their partitions, and tasks to the executor that had their partition in the batch before.
 
-Spark schedules a task on the executor with the cached partition that it reads. So each state partition has a home: one
-cached row, on the executor that first computed it. A batch's rows are joined with the homes, partition by partition,
-without a shuffle. If an executor is lost, Spark recomputes its homes on others.
+Spark moves rows to the partition of a given number from 4.1 on. Spark 4.0 can only partition by a hash; there, the
+number of a partition is replaced by a number that hashes to it.
+
+The machine of the executor of the batch before has the SSTs. Spark schedules a task on the executor with the cached
+partition that it reads. So each state partition has a home: one cached row, on the executor that first computed it. A
+batch's rows are joined with the homes, partition by partition, without a shuffle. If an executor is lost, Spark
+recomputes its homes on others.
 """
 
 from collections import Counter
@@ -11,13 +15,45 @@ from itertools import count as count_from
 from typing import Any
 
 import pyarrow as pa
+from cachetools import cached
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from .exchange import addressed, exchanged
+_BY_ITSELF = hasattr(DataFrame, "repartitionById")
+_SEED = 42
+"""Seed of Spark's hash partitioning."""
+
+
+def addressed(spark: SparkSession, partition: Column, count: int) -> Column:
+    """Return the column to partition by, for `exchanged`. `partition` is an int from 0 to `count` - 1, never null."""
+    if _BY_ITSELF:
+        return partition
+    return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
+
+
+def exchanged(frame: DataFrame, address: Column, count: int) -> DataFrame:
+    """Return the rows in `count` partitions; `address` is the result of `addressed`, or a column with it."""
+    return frame.repartitionById(count, address) if _BY_ITSELF else frame.repartition(count, address)
+
+
+def to_partitions(frame: DataFrame, partition: Column, count: int) -> DataFrame:
+    """Return the rows in `count` partitions, each in the one of its number: `addressed` and `exchanged`."""
+    return exchanged(frame, addressed(frame.sparkSession, partition, count), count)
+
+
+@cached({}, key=lambda _spark, count: count)
+def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
+    """Return, for each partition, the smallest number that Spark's hash partitioning maps to it."""
+    jvm: Any = spark._jvm
+    hashed, numbers, number = jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int](), 0
+    while len(numbers) < count:
+        numbers.setdefault(hashed(number, _SEED) % count, number)
+        number += 1
+    return tuple(numbers[partition] for partition in range(count))
+
 
 _HOME = "_home"
-"""Join column of rows and homes: the result of `exchange.addressed` for their partition."""
+"""Join column of rows and homes: the result of `addressed` for their partition."""
 _PARTITION = "_partition"
 """Number of a home's partition."""
 _firsts = count_from(0, 1 << 20)

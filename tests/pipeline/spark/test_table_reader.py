@@ -9,8 +9,14 @@ from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, 
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater import errors
 from slackwater.client import Client
-from slackwater.pipeline.spark.reader import FilteringReader, TableReader, columns_of, keys_in
-from slackwater.pipeline.spark.table_at import StorePlace, VersionedTable
+from slackwater.pipeline.spark.table_reader import (
+    FilteringReader,
+    StorePlace,
+    TableReader,
+    VersionedTable,
+    columns_of,
+    keys_in,
+)
 from slackwater.settings import Settings
 from slackwater.spark import SparkSource
 from slackwater.store.objects.local import LocalStore

@@ -19,7 +19,7 @@ from ..kafka.protocol import Kafka
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class WorkerResources:
     """Addresses of the resources that workers use. Pickled to them by Spark."""
 
     app: str

@@ -1,25 +1,120 @@
-"""Encoding of Arrow tables as JSON objects, in the format of Spark's `to_json`.
+"""JSON messages: read with a JSON Schema, and written in the format of Spark's `to_json`.
 
-Each column becomes a column of texts `"name":value`, null where the value is null, and these are joined by Arrow's
-kernels. Python's encoder is used only for nested values and for characters that need escapes.
+Arrow's JSON reader reads whole batches; values are typed, not validated. When rows are written, each column becomes a
+column of texts `"name":value`, null where the value is null, and these are joined by Arrow's kernels. Python's encoder
+is used only for nested values and for characters that need escapes.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import json as arrow_json
 
 from ...common.durations import DAY_MS
 from ...common.instants import day, iso
 from ...errors import Refused
 from ...store.sst.arrow_types import PER_SECOND
 from ...store.sst.showable import changed_inside, escaped
+from .registry import HEAD_BYTES, BadMessage, Reader, Schema, without
+
+_SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+
+
+class JsonReader(Reader):
+    """Reads JSON messages into the columns of one schema, regardless of the writer's."""
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises `Refused` for a schema that has no columns."""
+        if schema.references:
+            raise Refused(
+                "JSON Schemas that refer to other subjects are not supported", hint="register it as one schema"
+            )
+        try:
+            root = json.loads(schema.text)
+        except ValueError as error:
+            raise Refused(f"the JSON Schema is not valid JSON: {error}") from None
+        self.type = _column(root, root, "#", ())
+
+    def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
+        count = len(messages)
+        # Wrap each message in an object with its number: this detects two values in a message, and half a value.
+        numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
+        lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
+        data = lines.buffers()[2].to_pybytes() if count else b""
+        parse = arrow_json.ParseOptions(
+            explicit_schema=pa.schema([("n", pa.int64()), ("v", self.type)]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        )
+        read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = arrow_json.read_json(io.BytesIO(data), read, parse)
+        except pa.ArrowInvalid as error:
+            raise BadMessage(f"it does not match its JSON Schema: {error}") from None
+        if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
+            raise BadMessage("it is not exactly one JSON value")
+        return table["v"].combine_chunks()
+
+
+def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
+    """Return the Arrow type of a part of the schema. `within` lists the references that led to the part."""
+    if not isinstance(node, dict):
+        raise _refused(at, "has no type")
+    if "$ref" in node:
+        ref = node["$ref"]
+        if ref in within:
+            raise _refused(at, f"contains itself ({ref})")
+        return _column(_referenced(ref, root, at), root, at, (*within, ref))
+    if keyword := next((keyword for keyword in ("oneOf", "anyOf") if keyword in node), ""):
+        choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
+        if len(choices) != 1:
+            raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
+        return _column(choices[0], root, at, within)
+    kinds = _kinds(node)
+    if "properties" in node and kinds in ([], ["object"]):
+        fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
+        return pa.struct([pa.field(name, kind) for name, kind in fields])
+    if sorted(kinds) == ["integer", "number"]:
+        return pa.float64()
+    if len(kinds) != 1:
+        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "has no type")
+    if kinds == ["array"]:
+        return pa.list_(_column(node.get("items"), root, f"{at}/items", within))
+    if kinds[0] not in _SIMPLE:
+        raise _refused(at, f"is an {kinds[0]} without properties")
+    return _SIMPLE[kinds[0]]
+
+
+def _kinds(node: Any) -> list[str]:
+    """Return the types that a part of the schema declares, besides null; an enum of strings needs none."""
+    declared = node.get("type") or []
+    kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
+    if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
+        return ["string"]
+    return kinds
+
+
+def _referenced(ref: str, root: Any, at: str) -> Any:
+    node = root
+    for name in ref.removeprefix("#").strip("/").split("/"):
+        if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
+            raise _refused(at, f"refers to {ref!r}, which the schema does not define")
+        node = node[name] if name else node
+    return node
+
+
+def _refused(at: str, why: str) -> Refused:
+    return Refused(f"the JSON Schema has no columns: {at} {why}", hint="use from_json on the bytes after the fifth")
+
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
