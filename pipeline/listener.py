@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..snapshot.gc.collect import Collected
     from ..snapshot.status.lag import StageLag
-    from ..store.objects.stats import Stats
+    from ..store.objects.counting import Stats
     from ..store.versions.manifest import Manifest
 
 

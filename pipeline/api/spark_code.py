@@ -19,7 +19,7 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Refused, Usage
 from ...state.kinds.kind import BatchMoment
 from ...state.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.durations import parse_ms
 from ...errors import Refused, Usage
 from ...state.kinds.kind import Kind

@@ -29,11 +29,10 @@ from ...errors import CommitConflict, Refused
 from ...state.next_version import TaskReport
 from ...state.records import windows
 from ...store.compaction.plan import Compaction, Done, rebase
-from ...store.objects.counting import CountingStore, shared_stats
+from ...store.objects.counting import CountingStore, Stats, shared_stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest

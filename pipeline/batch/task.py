@@ -26,7 +26,7 @@ from ...state.kinds.aggregate import num_partials, num_rows
 from ...state.multi_input import by_input
 from ...state.next_version import SentTo, TaskReport, Unsent
 from ...state.step import Made, Step
-from ...store.objects.stats import Reads, looked_up
+from ...store.objects.counting import Reads, looked_up
 from ...store.read.multi_get import LookUps
 from ...store.sst import sorted_runs, writer
 from ...store.sst.arrow_types import python_rows

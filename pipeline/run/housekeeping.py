@@ -27,7 +27,7 @@ from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.retention import Retention
 from ...snapshot.status.lag import StageLag, input_lag, sink_lags
 from ...snapshot.under_way.runners import BEAT_S, Beat, Heart, beats, runner_of
-from ...state.topics import are_two, is_known
+from ...state.records import are_two, is_known
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

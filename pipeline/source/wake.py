@@ -15,7 +15,7 @@ from ...snapshot.under_way import hold
 from ...snapshot.under_way.hold import LAPSE_S, Hold
 from ...state.records import unread
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.key_share import KeyShare
+from ...store.sst.hashing import KeyShare
 from ...store.versions.forgotten import under_way
 from ...store.versions.manifest import Manifest
 from ..listener import Listener
@@ -204,7 +204,7 @@ class RequestWatch:
         if is_news or self._hold is not None:
             self._apply_hold(hold.find(self.store, self.app), now_s)
         if is_news or self.forgetting:
-            self.forgetting = under_way.find(self.store, self.app) is not None
+            self.forgetting = under_way(self.store, self.app) is not None
         if not is_news:
             return False
         self.planners.ask(request.id for request in open_requests(self.store, self.app))

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...state.failing import RECORD
-from ...store.sst.key_share import SHARES, KeyShare
+from ...store.sst.hashing import SHARES, KeyShare
 from ...store.versions.column_types import in_backticks
 from .placement import to_partitions
 

@@ -33,7 +33,7 @@ from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
 from ...store.read.multi_get import multi_get
 from ...store.sst import sorted_runs
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
-from ...store.sst.types import arrow_schema
+from ...store.sst.schema import arrow_schema
 from ...store.versions import history
 from ...store.versions.apps import in_folder
 from ...store.versions.manifest import Manifest, Table
