@@ -65,7 +65,7 @@ def register(
     no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
     queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` if the stage keeps no table.
+    Raises `Usage` if the stage has no table.
     """
     table = manifest.table
     if table is None:

@@ -158,7 +158,7 @@ def _open(
     if predicate.channels:
         raise CannotProve("the predicate asks for records in flight, which a replay does not have")
     if after.table is None and not after.side_tables:
-        raise CannotProve(f"stage {after.stage!r} keeps no table")
+        raise CannotProve(f"stage {after.stage!r} has no table")
     if after.edited is not None:
         raise CannotProve(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
     found = RecordSearch.of(program, predicate, bad, stage, changed)
