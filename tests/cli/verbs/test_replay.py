@@ -35,4 +35,4 @@ def test_a_zip_that_is_no_bundle_is_told(tmp_path: Path) -> None:
     (tmp_path / "case.zip").write_bytes(b"PK")
     result = slackwater("replay", "case.zip")
     assert result.exit_code == 1
-    assert "case.zip is no bundle that can be replayed" in result.stderr
+    assert "case.zip is not a valid bundle" in result.stderr

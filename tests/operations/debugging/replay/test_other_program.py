@@ -55,4 +55,6 @@ def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path,
     program = LoadedProgram(app, None, {name: shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     found = find_record(program, verdict, Where(where))
     assert not found.hops
-    assert f"/home/ada/shop.py (xxh3_128 {CHECKSUM}) ran then; with --code" in found.reason
+    assert (
+        f"/home/ada/shop.py (xxh3_128 {CHECKSUM}) ran then: give that version of the file with --code" in found.reason
+    )

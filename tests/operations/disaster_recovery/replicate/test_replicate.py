@@ -179,7 +179,7 @@ def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "primary")
     app = FlightsApp(store, FailoverKafka())
     app.run(flights(5))
-    with pytest.raises(Refused, match="lies inside the root"):
+    with pytest.raises(Refused, match="lies inside the store root"):
         copy(app, LocalStore(tmp_path / "primary" / "replica"))
     target = LocalStore(tmp_path / "replica")
     copy(app, target)
