@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .common.argument_types import checked_methods
+from .common.arguments import checked_methods
 from .common.durations import parse_ms
 from .pipeline.api import app as declared
 

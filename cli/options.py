@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..common.parameters import Param, kind_of, param_of, parts_of
+from ..common.arguments import Param, kind_of, param_of, parts_of
 from ..common.validation import program_file
 from ..errors import Usage
 

@@ -7,7 +7,7 @@ from threading import Event
 from typing import Unpack
 
 from ..common import instants
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import format_ms
 from ..errors import Unavailable, Usage
 from ..operations.erasure.family import KeysAsked

@@ -15,9 +15,8 @@ from ..snapshot.bisect.operations import operation_of
 from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key
-from ..store.versions import history
+from ..store.versions import forgotten, history
 from ..store.versions.apps import in_folder, read_app
-from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .declared.questions import CheckOptions

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_origin
 import msgspec
 from msgspec import Meta
 
+from ..common.arguments import kind_of, param_of, parameters_of, parts_of
 from ..common.learned import learned
-from ..common.parameters import kind_of, param_of, parameters_of, parts_of
 from ..common.validation import nearest
 from ..errors import Usage
 from ..operations.maintenance.tokens import Verb

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from ..store.read.multi_get import DueRows, LookUps
 from ..store.sst import expiry
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
+from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
 from ..store.sst.sorted_runs import bounds
-from ..store.sst.types import DUE, HASH, OP, PUT, SEQ
 from ..store.versions.manifest import Table
 from .event_time import Due, Lateness
 from .failing import RECORD, merge_or_tell

@@ -26,7 +26,7 @@ _OTHERS = 120
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """What an idle stage of each kind costs a month."""
-    from slackwater.store.objects.stats import Prices, Stats, monthly_cost
+    from slackwater.store.objects.counting import Prices, Stats, monthly_cost
 
     idle_s = 30.0 if quick else IDLE_S
     words = ("run", bootstrap, folder, "bench-idle", idle_s)

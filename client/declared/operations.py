@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from ...common.parameters import Param
+from ...common.arguments import Param
 from .questions import VerifyOptions, When
 
 Names = Mapping[str, str] | None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Annotated, Literal, TypedDict
 
-from ...common.parameters import Param
+from ...common.arguments import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from ...common import instants
-from ...common.argument_types import checked_methods
+from ...common.arguments import checked_methods
 from ...common.learned import learned
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned

@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from ...common.argument_types import checked_methods
+from ...common.arguments import checked_methods
 from ...common.learned import learned
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
@@ -17,7 +17,7 @@ from ...snapshot.query.log import LogEntry
 from ...snapshot.query.timeline import CommitPoint, Mark, ThinnedLine
 from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
-from ...store.objects.stats import Reads
+from ...store.objects.counting import Reads
 from ...store.sst.arrow_types import to_arrow
 from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from ..results import KeyHistory, Log

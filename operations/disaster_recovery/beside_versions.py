@@ -7,8 +7,7 @@ from ...errors import ObjectNotFound, Refused
 from ...snapshot.gc import census
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.read.copier import Copier
-from ...store.versions import apps, keys
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import apps, forgotten, keys
 
 
 def copy_rules(copier: Copier, app: str) -> None:

@@ -13,7 +13,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor, SinkRest
 from ...snapshot.cut.stored import Captured, Snapshot
 from ...snapshot.take.capture import capture
-from ...state.topics import are_two
+from ...state.records import are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.manifest import Manifest

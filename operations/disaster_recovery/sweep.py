@@ -16,8 +16,7 @@ from ...snapshot.cut.replicas import CUTS, PREFIX, ReplicaCut, find, older_cuts
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
 from ...snapshot.take.remove import remove, remove_records
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import apps, history, horizon, keys
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import apps, forgotten, history, horizon, keys
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.side_tables import all_ssts
 from .beside_versions import gone_from, was_forgotten

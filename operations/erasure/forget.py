@@ -35,10 +35,8 @@ from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import keys
-from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
-from ...store.versions.forgotten.under_way import Forgetting
+from ...store.versions import forgotten, keys
+from ...store.versions.forgotten import Forgetting
 from ...store.versions.side_tables import table_name
 from . import archive
 from .family import Keys, KeysAsked, Member, check_tables, family_of
@@ -179,7 +177,7 @@ def forget(
     snapshots = tuple(
         (search.member.app, name)
         for search in searches
-        for name, at_ms in forgotten.known(search.member.store, search.member.app).snapshots.items()
+        for name, at_ms in forgotten.cached(search.member.store, search.member.app).snapshots.items()
         if at_ms >= _note(search).time_ms
     )
     note = _note(searches[0])
@@ -284,12 +282,12 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
     Raises `NotFound` if the app does not exist, and `Refused` if no erasure was interrupted.
     """
     members = family_of(store, app)
-    note = under_way.find(store, app)
+    note = forgotten.under_way(store, app)
     if note is None:
         raise Refused(f"no forget of {app} was interrupted: there is nothing to give up")
     record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
     for member in reversed(members):
-        under_way.end(member.store, member.app)
+        forgotten.end(member.store, member.app)
     return note
 
 
@@ -380,7 +378,7 @@ def _check_readable(searches: Sequence[Search]) -> None:
 
 
 def _note(search: Search) -> Forgetting:
-    note = under_way.find(search.member.store, search.member.app)
+    note = forgotten.under_way(search.member.store, search.member.app)
     assert note is not None  # noqa: S101  it goes at the end
     return note
 
@@ -392,7 +390,7 @@ def _begin(work: Work) -> bool:
     digest = work.asked.digest(salt)
     new = Forgetting(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=why())
     for search in work.searches:
-        existing = under_way.begin(search.member.store, search.member.app, new)
+        existing = forgotten.begin(search.member.store, search.member.app, new)
         if existing.id == new.id:
             continue
         if existing.digest != work.asked.digest(existing.salt):
@@ -410,8 +408,8 @@ def _end(work: Work, only: str = "") -> None:
     """Delete the notes, that of the first app last."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((note := under_way.find(store, app)) is not None and note.id == only):
-            under_way.end(store, app)
+        if not only or ((note := forgotten.under_way(store, app)) is not None and note.id == only):
+            forgotten.end(store, app)
 
 
 def _check_quiet(work: Work) -> None:

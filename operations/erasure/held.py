@@ -22,12 +22,12 @@ from ...snapshot.take.capture import read_object
 from ...snapshot.under_way.edit_request import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
-from ...store.compaction.rewrite import Chosen, of_keys, whole_blocks
+from ...store.compaction.merge import Chosen, of_keys, whole_blocks
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
-from ...store.sst.types import HASH
+from ...store.sst.schema import HASH
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name

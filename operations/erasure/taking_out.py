@@ -10,22 +10,17 @@ from msgspec.structs import replace
 
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition, put_object
-from ...state.rejected_schema import REJECTED_RECORDS
-from ...store.compaction.merge import merge_rows
+from ...store.compaction.merge import merge_rows, whole_blocks, without
 from ...store.compaction.plan import newest_first
-from ...store.compaction.rewrite import whole_blocks, without
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import codec, history, keys
+from ...store.versions import codec, forgotten, history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
-from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
-from ...store.versions.forgotten.under_way import Taken
+from ...store.versions.forgotten import ForgottenIndex, RecordsLeft, Taken
 from ...store.versions.kinds import FORGET
 from ...store.versions.manifest import Manifest, Sst
-from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, each_sst
 from . import archive
 from .family import KeysAsked
 from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
@@ -106,7 +101,7 @@ class Work:
     def note_taken(self) -> None:
         """Record in the note what is removed, so that a call that resumes this one can report all of it."""
         me = self.searches[0].member
-        under_way.note_taken(me.store, me.app, self.rewriting.taken)
+        forgotten.note_taken(me.store, me.app, self.rewriting.taken)
 
 
 def take_out(work: Work) -> bool:
@@ -175,9 +170,9 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
     SSTs.
     """
     store, app = search.member.store, search.member.app
-    note = under_way.find(store, app)
+    note = forgotten.under_way(store, app)
     since_ms = note.time_ms if note is not None else sys.maxsize
-    index = forgotten.known(store, app)
+    index = forgotten.cached(store, app)
     requested = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
     concerned = {*requested, *(name.split("/")[2] for name in index.ssts)}
     for stage, head in search.member.heads.items():
@@ -213,7 +208,7 @@ class _Version:
             ssts |= self.work.rewriting.change(self.search, item)
         self.after = max(self.after, head.version)
         _publish(self.work, self.search, ssts, {})
-        self.index = forgotten.known(store, app)
+        self.index = forgotten.cached(store, app)
         if head.forgotten >= self.index.number:
             return False
         if not self.search.is_copy(self.stage):
@@ -243,7 +238,7 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
     deleted, remaining = 0, list[Held]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        index = forgotten.known(store, app)
+        index = forgotten.cached(store, app)
         cache.drop(index.ssts)
         existing = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
         existing |= {info.key for info in store.list(keys.snapshots(app))}

@@ -14,8 +14,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...state.records import ranges
-from ...state.topics import are_two, is_known
+from ...state.records import are_two, is_known, ranges
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import ArchiveIndex

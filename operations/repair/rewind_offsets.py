@@ -14,7 +14,7 @@ from ...common.durations import parse_ms
 from ...common.instants import iso
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.kafka_topics import Topics
-from ...state.topics import NOT_KNOWN, why_another
+from ...state.records import NOT_KNOWN, why_another
 from ...store.versions.manifest import Input
 
 _ISO_SPAN = re.compile(r"P(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+(?:\.\d+)?S)?)?", re.ASCII | re.IGNORECASE)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...snapshot.change.copies import ColumnMask, Masks
 from ...snapshot.cut.graph import Cut, descendants
 from ...state.kinds.kind import kind_of
-from ...store.sst.types import visible_columns
+from ...store.sst.schema import visible_columns
 from ...store.versions.manifest import Manifest
 
 

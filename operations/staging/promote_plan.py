@@ -13,7 +13,7 @@ from ...snapshot.change.switch import Switch, declared, newest_of
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.under_way.runners import beats
-from ...state.topics import are_two, merged
+from ...state.records import are_two, merged
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion

@@ -15,7 +15,7 @@ from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
 from ...pipeline.batch.schemas import Shape
 from ...pipeline.spark.shares import of_share
-from ...store.sst.key_share import SHARES, KeyShare
+from ...store.sst.hashing import SHARES, KeyShare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -45,7 +45,7 @@ from ...snapshot.diff.near_records import unequal
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.sst.key_share import KeyShare
+from ...store.sst.hashing import KeyShare
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..maintenance.removal import Removal

@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Self
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.validation import whole
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.kafka_topics import internal_topic

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.durations import parse_ms
 from ...errors import Usage
 from ...state.kinds.kind import Kind

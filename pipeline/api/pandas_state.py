@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Usage
 from ...state.kinds.kind import BatchMoment
 from ...state.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Refused, Usage
 from ...state.kinds.kind import BatchMoment
 from ...state.kinds.processor import Processor, ProcessorCode, TimeMode

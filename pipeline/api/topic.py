@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.validation import whole
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic

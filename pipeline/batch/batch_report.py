@@ -6,7 +6,7 @@ from typing import Self
 from ...state.next_version import TaskReport
 from ...state.records import windows
 from ...store.compaction.plan import Compaction
-from ...store.objects.stats import Stats
+from ...store.objects.counting import Stats
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions.manifest import EventTime
 from ...store.versions.side_tables import rejected_of

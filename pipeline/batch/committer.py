@@ -22,10 +22,10 @@ from msgspec import structs
 
 from ...errors import CommitConflict, Refused
 from ...store.compaction.plan import Done, rebase
+from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Stats
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
 from ...store.versions.manifest import Manifest

@@ -21,7 +21,7 @@ from ...state.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
 from ...state.multi_input import name_of
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import HASH
+from ...store.sst.schema import HASH
 from ...store.versions import keys
 from ...store.versions.column_types import FieldSource, Lineage, in_backticks
 from ...store.versions.manifest import Column, Table, is_internal

@@ -22,10 +22,10 @@ from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_v
 from ...state.records import Position
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
+from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.settings import S3Access
-from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.versions import commit
 from ...store.versions.manifest import Manifest

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ...state.kinds.aggregate import num_rows
 from ...state.next_version import TaskReport
 from ...state.step import Made, Step
-from ...store.objects.stats import Reads, looked_up
+from ...store.objects.counting import Reads, looked_up
 from ...store.read.multi_get import LookUps
 from ...store.sst import sorted_runs, writer
 from ...store.sst.hashing import partition_of

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from ...common import instants
-from ...common.whole_file import locked
+from ...common.whole_file import locked, whole_file
 from ...errors import Refused, Unavailable
 from . import ports, process
 from .jars import Tell, quiet
@@ -115,7 +115,8 @@ class DevServers:
                     else:
                         self._await(server)
                 exports = (f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
-                _write(self.env_file, "".join(exports).encode())
+                with whole_file(self.env_file, "--folder") as written:
+                    written.write_text("".join(exports))
                 for server in new:
                     server.release()
             except BaseException:
@@ -239,17 +240,11 @@ class DevServers:
 
     def _remember(self, server: EmbeddedServer, pid: int) -> None:
         memory = _Memory(pid=pid, mark=server.mark, port=server.port, started_ms=instants.now_ms() if pid else 0)
-        _write(self._control / f"{server.folder.name}.json", msgspec.json.encode(memory))
+        with whole_file(self._control / f"{server.folder.name}.json", "--folder") as written:
+            written.write_bytes(msgspec.json.encode(memory))
 
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end"))
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file atomically."""
-    scratch = path.with_name(f"{path.name}.new")
-    scratch.write_bytes(data)
-    scratch.replace(path)
 
 
 def _size_bytes(folder: Path) -> int:

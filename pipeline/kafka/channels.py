@@ -20,7 +20,7 @@ from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.replicas import Anchor
 from ...snapshot.cut.stored import ADDRESS
 from ...snapshot.query.log import Remaining, RemainingOf
-from ...state.topics import TopicState, are_two
+from ...state.records import TopicState, are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, archived

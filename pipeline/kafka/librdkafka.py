@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, OffsetSpec, TopicDescription
 
 from ...errors import Gone, NotFound, Refused
-from ...state.topics import TopicState, id_of_epochs
+from ...state.records import TopicState, id_of_epochs
 from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
 from .patience import patience_with
 from .protocol import MESSAGE_BYTES, NotTaken, Offsets, Properties, Record, TransactionSettings, check_read

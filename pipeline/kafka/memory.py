@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
-from ...state.topics import TopicState, id_of_epochs
+from ...state.records import TopicState, id_of_epochs
 from .patience import patience_with
 from .protocol import (
     MESSAGE_BYTES,

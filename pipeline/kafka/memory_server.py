@@ -17,7 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, cast
 
 from ...errors import Gone, Refused, Unavailable
-from ...state.topics import TopicState
+from ...state.records import TopicState
 from .memory import MemoryKafka, MemoryTransactions
 from .protocol import Headers, Message, Offsets, Properties, Record, TransactionSettings
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...errors import Corruption, Gone, KeysForgotten
 from ...snapshot.cut.stored import ADDRESS
-from ...store.sst.evolution import fits
+from ...store.sst.schema import fits
 from .protocol import HEADER, MOST_RECORD, Kafka, Message, Offsets, Record
 
 _MARKER = "marker "

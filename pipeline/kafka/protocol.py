@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
-from ...state.topics import TopicState, are_two
+from ...state.records import TopicState, are_two
 
 Properties = Mapping[str, str]
 """librdkafka client properties, with `bootstrap.servers` at least; the input of `open_kafka`."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.validation import installing
 from ...errors import BadRecord, NotFound, Refused, Usage
 from ..source.worker import ERROR_MARK

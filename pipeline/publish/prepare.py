@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from ...errors import AnotherTopic, NotFound, Refused
 from ...snapshot.cut.kafka_topics import internal_topic
-from ...state.topics import TopicState, merged, why_another
+from ...state.records import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, published
 from ...store.versions.manifest import Manifest, Sink

@@ -24,8 +24,7 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import BadRecord, Refused
-from ...state.culprit import Items, TooMany
-from ...state.failing import RECORD, Failure, StateFailed, failing
+from ...state.failing import RECORD, Failure, Items, StateFailed, TooMany, failing
 from ...state.next_version import SentTo, TaskReport, Written
 from ...state.records import sent
 from ...store.archive.columns import HEADERS

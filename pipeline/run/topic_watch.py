@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import AnotherTopic, SlackwaterError
-from ...state.topics import are_two, is_known
+from ...state.records import are_two, is_known
 from ..batch.stage_runner import StageRunner
 from ..kafka.protocol import Kafka
 from ..publish.prepare import another_internal

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Unavailable
-from ...state.records import Position, sent
-from ...state.topics import TopicState, merged, why_another
+from ...state.records import Position, TopicState, merged, sent, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

@@ -29,7 +29,7 @@ from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore, SharedCounts
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.key_share import KeyShare
+from ...store.sst.hashing import KeyShare
 from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import Columns
 from ..kafka.messages import decode, read_rows

@@ -13,8 +13,8 @@ from ...snapshot.cut.stored import newest_notice, open_requests
 from ...snapshot.under_way import hold
 from ...snapshot.under_way.hold import LAPSE_S, Hold
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.key_share import KeyShare
-from ...store.versions.forgotten import under_way
+from ...store.sst.hashing import KeyShare
+from ...store.versions import forgotten
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5
@@ -159,7 +159,7 @@ class RequestWatch:
         if is_news or self._hold is not None:
             self._apply_hold(hold.find(self.store, self.app), now_s)
         if is_news or self.forgetting:
-            self.forgetting = under_way.find(self.store, self.app) is not None
+            self.forgetting = forgotten.under_way(self.store, self.app) is not None
         if not is_news:
             return False
         self.planners.ask(request.id for request in open_requests(self.store, self.app))

@@ -21,7 +21,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.multi_get import multi_get
 from ...store.sst import sorted_runs
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
-from ...store.sst.types import arrow_schema
+from ...store.sst.schema import arrow_schema
 from ...store.versions.manifest import Manifest, Table
 from ..source.spark_types import arrow_of, spark_schema_of
 from .table_at import VersionedTable

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from ...store.sst.key_share import SHARES, KeyShare
+from ...store.sst.hashing import SHARES, KeyShare
 from ...store.versions.column_types import in_backticks
 from .plans import children, first_column, kind
 

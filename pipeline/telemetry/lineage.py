@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from ...common import instants
-from ...store.sst.types import visible_columns
+from ...store.sst.schema import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from ..listener import Listener
 from .optional import is_missing, own_version, tell_once

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...store.objects.counting import CountingStore, shared_stats
-from ...store.objects.stats import Stats
+from ...store.objects.counting import CountingStore, Stats, shared_stats
 
 
 class StageMeter:

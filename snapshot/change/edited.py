@@ -28,7 +28,7 @@ from ...store.read.duckdb_view import quoted
 from ...store.read.multi_get import LookUps
 from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ...store.sst.types import DUE, HASH, arrow_schema
+from ...store.sst.schema import DUE, HASH, arrow_schema
 from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges

@@ -21,7 +21,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
+from ...store.sst.schema import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 from .key_changes import KeyChanges

@@ -14,8 +14,8 @@ from typing import Literal
 import pyarrow as pa
 
 from ...errors import NotFound
+from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms

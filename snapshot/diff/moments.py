@@ -11,8 +11,8 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.arrow_types import to_arrow
-from ...store.sst.key_share import SHARES, KeyShare
-from ...store.sst.types import arrow_schema, shape
+from ...store.sst.hashing import SHARES, KeyShare
+from ...store.sst.schema import arrow_schema, shape
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut

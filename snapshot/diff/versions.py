@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ...store.objects.protocol import ObjectStore
-from ...store.read.range_reads import at_once
+from ...store.read.fetch import at_once
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import SideManifest, stage_of, table_name, table_of

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ...common import instants
 from ...errors import Corruption, NotFound, SlackwaterError, Usage
-from ...state.topics import is_known
+from ...state.records import is_known
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, Extents, common, minus, union
 from ...store.archive.objects import opened

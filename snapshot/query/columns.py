@@ -20,7 +20,7 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
-from ...store.sst.types import arrow_schema, visible_columns
+from ...store.sst.schema import arrow_schema, visible_columns
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import having

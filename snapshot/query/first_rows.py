@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...store.compaction.merge import merged_rows
+from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.remote_sst import SMALL_BYTES
+from ...store.sst.schema import HASH
 from ...store.sst.sorted_runs import bounds, of_hash, overlapping, part_within
-from ...store.sst.types import HASH
 from ..cut.graph import Cut
 from .columns import visible_schema
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...errors import Corruption
-from ...state.records import stretches
-from ...state.topics import are_two
+from ...state.records import are_two, stretches
 from ...store.archive import index
 from ...store.archive.extents import count
 from ...store.archive.index import ArchiveIndex

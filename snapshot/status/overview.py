@@ -15,8 +15,8 @@ from msgspec.structs import astuple
 from ...common import instants
 from ...common.durations import HOUR_MS
 from ...errors import Corruption, Refused, SlackwaterError
+from ...store.objects.counting import Prices, Stats, monthly_cost
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, keys, published
 from ...store.versions.kinds import VersionKind

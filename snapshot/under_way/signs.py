@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ...common import instants
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.forgotten import under_way as forgetting
+from ...store.versions import forgotten as forgetting
 from ..cut import replicas
 from ..cut.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of
@@ -80,7 +80,7 @@ def _edit(store: ObjectStore, app: str) -> Sign | None:
 
 
 def _forgetting(store: ObjectStore, app: str) -> Sign | None:
-    if (note := forgetting.find(store, app)) is None:
+    if (note := forgetting.under_way(store, app)) is None:
         return None
     hint = (
         "wait until it is done; if it was interrupted, `slackwater forget` with the same keys finishes it, and "

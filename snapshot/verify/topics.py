@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...errors import SlackwaterError
-from ...state.topics import TopicState, are_two, why_another
+from ...state.records import TopicState, are_two, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

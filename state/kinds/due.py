@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 
 from ...errors import Usage
 from ...store.sst.expiry import event_ms
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
 from .session import Sessions
 

@@ -16,7 +16,7 @@ from msgspec import field
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused, Usage
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
 from .spark_code import Begin, Handle, PythonRows, SparkCode, in_order

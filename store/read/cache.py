@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache, TTLCache
 
 from ...errors import Corruption, Unavailable
+from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Reads
+from ..sst.schema import HASH
 from ..sst.showable import showable
-from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
 from .decode import decode

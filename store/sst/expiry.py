@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from ...common.durations import DAY_MS
 from ..versions.manifest import Table, Ttl
-from .types import EXPIRES, OP, PUT
+from .schema import EXPIRES, OP, PUT
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:

@@ -36,8 +36,7 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.state.event_time import BatchTimes, TimeRules
 from slackwater.state.next_version import Outcome, SentTo, TaskReport, Written, next_version
-from slackwater.state.records import Position
-from slackwater.state.topics import TopicState
+from slackwater.state.records import Position, TopicState
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit

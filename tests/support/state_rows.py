@@ -18,7 +18,7 @@ from slackwater.store.read.open_rows import OpenRows
 from slackwater.store.sst import expiry, writer
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.hashing import hash_keys, normalise_keys
-from slackwater.store.sst.types import arrow_schema
+from slackwater.store.sst.schema import arrow_schema
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 ROUTES = Table(

@@ -19,7 +19,7 @@ from ....snapshot.bisect.verdict import Guilty
 from ....snapshot.diff.equality import unlike
 from ....store.read.multi_get import LookUps
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.program import LoadedProgram

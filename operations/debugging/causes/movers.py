@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from ....errors import SlackwaterError
 from ....snapshot.bisect.verdict import Address
-from ....state.culprit import turning_point
-from ....state.failing import RECORD
+from ....state.failing import RECORD, turning_point
 from ....store.sst.expiry import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest

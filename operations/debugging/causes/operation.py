@@ -9,7 +9,7 @@ from ....snapshot.bisect.operations import operation
 from ....snapshot.bisect.verdict import Guilty
 from ....state.failing import RECORD
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit, number_of

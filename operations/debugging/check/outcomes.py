@@ -22,7 +22,7 @@ from ....store.read.multi_get import LookUps
 from ....store.sst import sorted_runs
 from ....store.sst import writer as sst
 from ....store.sst.hashing import partition_of
-from ....store.sst.types import HASH, arrow_schema
+from ....store.sst.schema import HASH, arrow_schema
 from ....store.versions.manifest import Sst
 from ..replay.compare import SentRows, without_record
 from ..replay.stage_replay import StageReplay

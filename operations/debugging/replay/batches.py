@@ -26,7 +26,7 @@ from ....snapshot.diff.equality import like
 from ....snapshot.diff.stored_rows import TableSide
 from ....snapshot.query.row_local import pairs
 from ....store.sst import writer as sst
-from ....store.sst.types import SEQ, completed, sst_schema
+from ....store.sst.schema import SEQ, completed, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
 from .inputs import PLACE

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from ....common.whole_file import whole_file
 from ....errors import Refused
-from ....store.sst.types import PREV, arrow_schema, sst_schema
+from ....store.sst.schema import PREV, arrow_schema, sst_schema
 from ....store.versions import checks, limits
 from ....store.versions.manifest import EventTime, Manifest, Table
 from .inputs import PLACE, Records

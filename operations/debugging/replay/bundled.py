@@ -23,7 +23,7 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
+from ....store.sst.schema import HASH, OP, PUT, SEQ, completed, sst_schema
 from ....store.versions.manifest import EventTime, Sst, Table
 from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
 from .compare import Comparison, SentRows

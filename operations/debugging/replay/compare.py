@@ -18,7 +18,7 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
 from ....state.records import behind
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Output
 from .inputs import read_input
 from .stage_replay import StageReplay, of_keys

@@ -15,7 +15,7 @@ import numpy as np
 from ....pipeline.batch.rerun import Numbers
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.verdict import Address, NoRecord
-from ....state.culprit import first_turn, last_turn, smallest, turning_point
+from ....state.failing import first_turn, last_turn, smallest, turning_point
 from .batches import InputPart
 from .order import Ordered, in_order
 from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole

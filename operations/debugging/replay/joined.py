@@ -19,7 +19,7 @@ from ....snapshot.query.row_local import places_of
 from ....state.kinds.join import BoundJoin, JoinSide
 from ....state.multi_input import TAG, name_of
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import HASH
+from ....store.sst.schema import HASH
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from .batches import Choice, InputPart, ReplayBatch

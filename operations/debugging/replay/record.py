@@ -27,8 +27,8 @@ from ....snapshot.cut.lineage import Window, direct, losses
 from ....snapshot.diff.candidates import changed_keys
 from ....snapshot.diff.equality import like
 from ....snapshot.diff.key_changes import KeyChanges
-from ....state.culprit import TooMany, failing_alone, turning_point
-from ....state.topics import id_in
+from ....state.failing import TooMany, failing_alone, turning_point
+from ....state.records import id_in
 from ....store.read.multi_get import multi_get
 from ....store.sst.hashing import hash_keys
 from ....store.versions import history

@@ -29,7 +29,7 @@ from ....store.read.multi_get import LookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import HASH, OP, SEQ, arrow_schema, sst_schema
+from ....store.sst.schema import HASH, OP, SEQ, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
 from .inputs import Records, as_taken, read_input

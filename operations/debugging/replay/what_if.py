@@ -30,7 +30,7 @@ from ....state.kinds.kind import Groups
 from ....state.step import EVERY_HASH
 from ....store.sst import ttl
 from ....store.sst.hashing import normalise_keys
-from ....store.sst.types import DUE, EXPIRES, HASH, SEQ
+from ....store.sst.schema import DUE, EXPIRES, HASH, SEQ
 from ....store.versions.manifest import Manifest
 from ....store.versions.side_tables import table_name, table_of, tables_of
 from .batches import Batches, Choice, InputPart, ReplayBatch

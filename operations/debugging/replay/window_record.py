@@ -28,8 +28,7 @@ from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, SourceMess
 from ....snapshot.cut.lineage import Window
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
-from ....state.records import ranges
-from ....state.topics import id_in
+from ....state.records import id_in, ranges
 from ....store.versions.manifest import Manifest
 from .program import REPLAY_CONF
 

@@ -34,8 +34,7 @@ from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import history, keys
-from slackwater.store.versions.forgotten import under_way
+from slackwater.store.versions import forgotten, history, keys
 
 from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
 from tests.store.archive.small_archives import BY, TOPIC, records, write
@@ -469,7 +468,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
         make(app, cache)
     cancel(app.store, "flights", asked)
     assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
-    assert under_way.find(app.store, "flights") is None
+    assert forgotten.under_way(app.store, "flights") is None
 
 
 def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:

@@ -18,7 +18,7 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.run.claim import Claimer
 from slackwater.pipeline.run.start_positions import StartFinder
-from slackwater.state.topics import TopicState
+from slackwater.state.records import TopicState
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 

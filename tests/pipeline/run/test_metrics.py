@@ -13,7 +13,7 @@ from slackwater.pipeline.batch.committer import Committed
 from slackwater.pipeline.run.metrics import Metrics
 from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
-from slackwater.store.objects.stats import Stats
+from slackwater.store.objects.counting import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
 
 DOCS = Path(__file__).parents[3] / "docs" / "tuning.md"

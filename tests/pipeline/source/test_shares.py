@@ -15,7 +15,7 @@ from slackwater.store.archive import index
 from slackwater.store.archive.columns import SCHEMA
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.open import open_store
-from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.sst.hashing import KeyShare
 
 from tests.store.archive.small_archives import write
 

@@ -21,7 +21,7 @@ from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.plans import first_column, optimised_paths, plan_of
 from slackwater.pipeline.spark.shares import needed_shares, of_share
 from slackwater.state.records import Position
-from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.sst.hashing import KeyShare
 
 from tests.pipeline.spark.test_needed_columns import COLUMNS, NOON
 

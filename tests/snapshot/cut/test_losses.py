@@ -26,7 +26,7 @@ from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
-from slackwater.state.topics import TopicState
+from slackwater.state.records import TopicState
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.manifest import Manifest

@@ -31,7 +31,7 @@ from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, keys
-from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.forgotten import Forgetting
 from slackwater.store.versions.manifest import Edit
 from slackwater.store.versions.published import Place
 from ulid import ULID

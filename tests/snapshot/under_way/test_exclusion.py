@@ -46,16 +46,14 @@ from slackwater.snapshot.under_way.edit_request import EDITS, EditRequest
 from slackwater.snapshot.under_way.exclusion import HERE, LAW, Does, Intent, check_exclusion, refusal
 from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.under_way.signs import SIGNS, UnderWay
-from slackwater.state.rejected_schema import REJECTED_RECORDS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import exists
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, history, keys, notes
+from slackwater.store.versions import apps, forgotten, history, keys, notes
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten import under_way
-from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.forgotten import Forgetting
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
-from slackwater.store.versions.side_tables import REJECTED
+from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ulid import ULID
 
 from tests.operations.failover import FailoverKafka
@@ -181,7 +179,7 @@ def asked_edit(world: World) -> None:
 
 
 def forgetting(world: World) -> None:
-    under_way.begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
+    forgotten.begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
 
 
 def change(world: World) -> None:

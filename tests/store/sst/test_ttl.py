@@ -26,7 +26,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import expiry, ttl
-from slackwater.store.sst.types import EXPIRES
+from slackwater.store.sst.schema import EXPIRES
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 
 from tests.models.profiles import scaled

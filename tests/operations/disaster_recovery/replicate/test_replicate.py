@@ -23,7 +23,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten.index import none_of
+from slackwater.store.versions.forgotten import none_of
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.operations.erasure.everything import occurrences

@@ -19,7 +19,7 @@ from slackwater.state.kinds import aggregate, join, update, upsert
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.types import PUT, TOMBSTONE
+from slackwater.store.sst.schema import PUT, TOMBSTONE
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Column, Declaration, Input, Manifest, Table

@@ -19,7 +19,7 @@ from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
-from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.sst.hashing import KeyShare
 from slackwater.store.versions import apps
 
 from tests.support.running import SLACKWATER, TWO_STAGES, Ledger

@@ -109,7 +109,7 @@ def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy
     store.put("a", DATA)
     assert store.get("a") == DATA
     proxy.accidents = ["", "NoSuchUpload"] * 3
-    with pytest.raises(Refused, match="was ended 3 times"):
+    with pytest.raises(Refused, match="was aborted 3 times"):
         S3Store(BUCKET, endpoint_url=proxy.endpoint, settings=S3Settings(parallel_parts=1, multipart_bytes=PART)).put(
             "b", DATA
         )

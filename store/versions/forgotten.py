@@ -1,4 +1,6 @@
-"""Index of objects that were rewritten without forgotten keys: old object key to new object, or None.
+"""Forgotten keys: the index of objects rewritten without them, and the note of a forget in progress.
+
+The index maps an old object's key to the new object, or None.
 
 Manifests and snapshots are never changed. The objects that they name are looked up here when they are read (`history`,
 `snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index is created by
@@ -7,6 +9,8 @@ the folder of another app whose SSTs a clone shares.
 
 A process reads an app's index when it first reads one of its manifests with SSTs (one listing if nothing was
 forgotten), and again if a manifest requires a newer one (`Manifest.forgotten`).
+
+While a forget is in progress, operations that would copy its keys wait, or are refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +21,13 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ....errors import CommitConflict
-from ...objects.protocol import ObjectStore
-from .. import checks, keys, limits
-from ..checks import Wrong
-from ..manifest import Manifest, Sst
-from ..notes import Notes
-from ..side_tables import all_ssts, each_sst
+from ...errors import CommitConflict
+from ..objects.protocol import ObjectStore
+from . import checks, keys, limits, notes
+from .checks import Wrong
+from .manifest import Manifest, Sst
+from .notes import Notes
+from .side_tables import all_ssts, each_sst
 
 
 class RecordsLeft(Struct, frozen=True):
@@ -140,12 +144,6 @@ _looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary(
 _lock = Lock()
 
 
-def peek(store: ObjectStore, app: str) -> ForgottenIndex:
-    """Return an app's index as cached in this process, without a request."""
-    with _lock:
-        return _cached.get(store, {}).get(app) or none_of(app)
-
-
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
     """Return an app's index as stored now. Costs a listing, and a read if there is one."""
     stored = INDEXES.newest(store, app) or none_of(app)
@@ -157,10 +155,15 @@ def newest(store: ObjectStore, app: str) -> ForgottenIndex:
         return cached[app]
 
 
-def known(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
-    """Return an app's cached index; read it if it is not cached or has a number below `at_least`."""
+def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
+    """Return an app's cached index; read it if it is not cached or has a number below `at_least`.
+
+    With `at_least` of None, nothing is read: an app whose index is not cached has an empty one.
+    """
     with _lock:
         cached = _cached.get(store, {}).get(app)
+        if at_least is None:
+            return cached or none_of(app)
         looked_for = _looked_for.setdefault(store, {})
         if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
             return cached
@@ -178,16 +181,6 @@ def drop(store: ObjectStore, app: str) -> None:
     with _lock:
         _cached.get(store, {}).pop(app, None)
         _looked_for.get(store, {}).pop(app, None)
-
-
-def resolved(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return a version with replaced SSTs; the same object if none of its SSTs had a forgotten key.
-
-    Raises `Corruption` and `Unavailable`.
-    """
-    if not all_ssts(manifest):
-        return manifest
-    return known(store, manifest.app, manifest.forgotten).of(manifest)
 
 
 _ATTEMPTS = 100
@@ -215,3 +208,53 @@ def change(
         version=0,
         hint="try again",
     )
+
+
+class Taken(Struct, frozen=True):
+    """An object that had forgotten keys, and the number of removed rows."""
+
+    what: limits.Line
+    """Kind of the object, as in `operations.erasure.held.Held.what`."""
+    of: limits.Line
+    """Table, channel or topic."""
+    fields: dict[limits.Line, limits.Count]
+    """Number of rows or records by the field that matched a key."""
+    bytes: limits.Bytes
+    written_bytes: limits.Bytes
+    """Bytes of the object that replaces it."""
+
+
+class Forgetting(Struct, frozen=True):
+    """Note of a forget in progress, in the app and in each app that shares its SSTs."""
+
+    id: limits.Ulid
+    of: limits.Name
+    """App for which the forget was requested."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    salt: limits.Line
+    digest: limits.Checksum
+    """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
+    message: limits.Line = ""
+    taken: dict[limits.Key, Taken] = {}
+    """Objects rewritten so far or next, by key, in the requested app. Has no forgotten keys."""
+
+
+def under_way(store: ObjectStore, app: str) -> Forgetting | None:
+    """Return the note of a forget in progress in an app, or None. Costs one request."""
+    return notes.find(store, keys.forgetting(app), Forgetting)
+
+
+def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
+    """Write the note unless one exists, and return the stored one. Costs one or two requests."""
+    return notes.add(store, keys.forgetting(app), note)
+
+
+def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
+    """Add objects to the note before they are rewritten, for the report of a resumed forget. Costs two requests."""
+    if rewritten and (note := under_way(store, app)) is not None and not rewritten.items() <= note.taken.items():
+        notes.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
+
+
+def end(store: ObjectStore, app: str) -> None:
+    store.delete(keys.forgetting(app))
