@@ -187,7 +187,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
     app, stage = names_of_stage(ref.partition("@")[0])
     after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
-        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="omit the key")
+        raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")

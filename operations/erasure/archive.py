@@ -76,7 +76,7 @@ def take_out(
             # If one of them was merged meanwhile this changes nothing, and the next round searches again.
             index.change(store, archive, index.exchanged(changes, forgotten=True), by=by, now_ms=now_ms())
     raise CommitConflict(
-        f"the input archive of {search.member.app} kept changing while keys were to be forgotten", version=0
+        f"the input archive of {search.member.app} kept changing while keys were taken out of it", version=0
     )
 
 

@@ -293,7 +293,7 @@ def initialise(
     table = first.table
     if table is None:
         raise Refused(
-            f"stage {first.app}/{first.stage} keeps no table, so it cannot begin with rows",
+            f"stage {first.app}/{first.stage} has no table, so it cannot begin with rows",
             hint="choose a stage that declares state=",
         )
     check_free(store, first.app, first.stage)

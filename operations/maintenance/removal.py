@@ -151,7 +151,7 @@ def remove_app(
         # Until then a writer may commit without looking.
         settled_ms = max(written, default=0) + horizon.SETTLED_MS
         while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
-            on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+            on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
             pause(left_s)
         removal = notes.add(store, keys.removing(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
@@ -160,8 +160,8 @@ def remove_app(
             for stage, head in newest.items():
                 if not head.retired:
                     raise Refused(
-                        f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
-                        hint="stop its runner and say it again",
+                        f"stage {app}/{stage} was taken over meanwhile by {head.by}",
+                        hint="stop its runner, then run the command again",
                     )
             if not force:
                 check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
@@ -223,7 +223,7 @@ def check_nameless(store: ObjectStore, app: str) -> None:
     """Raise `Refused` if the app in this folder serves under another app's name."""
     if name := apps.name_of(store, app):
         raise Refused(
-            f"app {app} is {name} since it was promoted over it: it is neither removed nor made anew",
+            f"cannot remove or recreate {app}: it serves as {name} since its promotion",
             hint=f"give the name back first (slackwater promote --back --over {name}), or promote another app over "
             f"{name}; the app that had the name before is {name}~1",
         )

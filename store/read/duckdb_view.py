@@ -70,7 +70,7 @@ def register(
     no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
     queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` if the stage keeps no table.
+    Raises `Usage` if the stage has no table.
     """
     table = manifest.table
     if table is None:
@@ -265,7 +265,7 @@ def register_versions(
     clock. The connection needs no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must
     stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` if the stage keeps no table.
+    Raises `Usage` if the stage has no table.
     """
     table = manifests[-1].table
     if table is None:

@@ -74,7 +74,7 @@ def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp
         lambda name: plan(app.store, app.name, (name,)),
         lambda name: [*compactor(app, cache, name).merge_due()],
     ):
-        with pytest.raises(Refused, match="flights/legs keeps no table"):
+        with pytest.raises(Refused, match="flights/legs has no table"):
             ask("legs")
         with pytest.raises(NotFound, match="the nearest: carriers"):
             ask("carrier")
