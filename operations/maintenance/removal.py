@@ -1,6 +1,6 @@
 """Removing an app wholly, in an order that may be broken off anywhere: the same call again finishes it.
 
-1. See that no clone needs it (`take.remove`) and no runner holds it. Every stage gets a version that retires it: a
+1. See that no clone needs it (`take.snapshots`) and no runner holds it. Every stage gets a version that retires it: a
    runner that nobody sees stops at its next commit.
 2. Wait until these versions have been there for as long as a writer may commit without looking
    (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
@@ -31,9 +31,8 @@ from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
-from ...snapshot.take.remove import remove as remove_snapshot
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.take.snapshots import remove as remove_snapshot
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes

@@ -8,18 +8,16 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Refused
-from ...snapshot.change.standing import Standing, behind, furthest, place_of, short_of
-from ...snapshot.change.switch import MovedOn, Switch, withdraw
+from ...snapshot.change.switch import MovedOn, Standing, Switch, behind, furthest, place_of, short_of, withdraw
 from ...snapshot.cut.graph import Cut, order
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.audit_log import record, record_once
-from ...snapshot.under_way import hold as holds
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion, refusal
-from ...snapshot.under_way.hold import RENEW_S, Hold
-from ...snapshot.under_way.signs import Sign, UnderWay
+from ...snapshot.under_way import runners as holds
+from ...snapshot.under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, refusal
+from ...snapshot.under_way.runners import HOLD_RENEW_S, Hold
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
@@ -204,10 +202,10 @@ def _check_alone(
 ) -> None:
     """Raise `Refused` where somebody else holds one of the two for another promotion, and is alive."""
     for app in (found.over, found.to):
-        first, until = holds.find(store, app), clock() + 2 * RENEW_S
+        first, until = holds.find_hold(store, app), clock() + 2 * HOLD_RENEW_S
         while first is not None and (first.name, first.to) != (found.name, found.to) and clock() < until:
             pause()
-            if (now := holds.find(store, app)) is None:
+            if (now := holds.find_hold(store, app)) is None:
                 break
             if now != first:
                 fact = f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it"
@@ -238,7 +236,7 @@ def _together(
                 if at != until or now >= due:
                     renewed += 1
                     write(renewed, at, by, tell=at != until)
-                    until, due = at, now + RENEW_S
+                    until, due = at, now + HOLD_RENEW_S
                 each = (short_of(store, head, at) for heads in (new, old) for head in heads.values())
                 if why := next(filter(None, each), ""):
                     patience.wait(why, found)
@@ -263,12 +261,12 @@ def _holding(store: ObjectStore, found: PromotionPlan) -> Iterator[Callable[...,
     def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (found.over, found.to)
         each = (Hold(app, found.name, found.to, by, renewed, until, at.clock_ms) for app in apps_)
-        holds.hold(store, each, tell=tell)
+        holds.put_holds(store, each, tell=tell)
 
     try:
         yield write
     finally:
-        holds.release(store, (found.over, found.to))
+        holds.release_holds(store, (found.over, found.to))
 
 
 def _switched(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
@@ -291,7 +289,7 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
             cancel(store, app, request)
         said, made = detail or f"the app in folder {done.folder} has the name {name}", _versions(store, app, number)
         record_once(store, app, "promote", said, by, made, since_ms=done.time_ms)
-    holds.release(store, (done.over, done.folder))
+    holds.release_holds(store, (done.over, done.folder))
 
 
 def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:

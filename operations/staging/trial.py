@@ -41,8 +41,8 @@ from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.allowed import only_in, without_all
+from ...snapshot.diff.equality import unequal_records
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
-from ...snapshot.diff.near_records import unequal
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -89,7 +89,7 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, one: Cut, other: Cut) -> tuple[
         before, after = (rows.get(name, known.slice(0, 0)) for rows in (mine, theirs))
         removed, added = only_in(before, after), only_in(after, before)
         rows = (before.num_rows, after.num_rows)
-        others = unequal(removed, added)
+        others = unequal_records(removed, added)
         found.append(SinkDiff(name, *others, rows, removed.num_rows - others[0].num_rows))
     return tuple(found)
 

@@ -9,7 +9,7 @@ from ...common import instants
 from ...errors import Refused, Usage
 from ...pipeline.api.app import App
 from ...pipeline.run.program import load_app
-from ...snapshot.change.standing import furthest, left, users_inputs
+from ...snapshot.change.switch import furthest, left, users_inputs
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.resolve import resolve

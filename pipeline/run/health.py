@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ...snapshot.status.lag import StageLag
+from ...snapshot.status.overview import StageLag
 from ..listener import Listener
 
 HUNG_S = 600.0

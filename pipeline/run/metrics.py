@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
 
 from ...errors import Refused
-from ...snapshot.status.lag import StageLag
+from ...snapshot.status.overview import StageLag
 from ..batch.batch_report import BatchReport
 from ..listener import ArchiveState, Listener
 from .health import Health

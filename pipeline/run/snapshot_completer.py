@@ -11,12 +11,12 @@ from functools import partial
 
 from ...errors import Corruption, NotFound, Refused, Unavailable
 from ...snapshot.change.edit import finish
-from ...snapshot.change.retries import RETRIES
+from ...snapshot.change.stages import RETRIES
 from ...snapshot.cut import stored
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import Request, list_snapshots
 from ...snapshot.take import audit_log, taking
-from ...snapshot.under_way.edit_request import EDITS, done_by
+from ...snapshot.under_way.runners import EDITS, edit_done_by
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
@@ -58,7 +58,7 @@ class BetweenBatches:
                 continue
             runner.edit(self.store, request)
             # With unflushed versions, the edit is committed later.
-            if (done := done_by(self.store, request, runner.head)) is not None:
+            if (done := edit_done_by(self.store, request, runner.head)) is not None:
                 finish(self.store, self.app, request, done)
             else:
                 all_done = EDITS.find(self.store, request.id, self.app) is None

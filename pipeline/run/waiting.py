@@ -5,7 +5,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ...snapshot.status.lag import StageLag
+from ...snapshot.status.overview import StageLag
 
 
 def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:

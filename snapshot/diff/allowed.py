@@ -12,9 +12,9 @@ from ...store.read.duckdb_view import quoted
 from ...store.sst.showable import showable
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Table
-from ..query import row_local
 from ..query.columns import visible_schema
 from ..query.sql import empty_database, in_words, reading, run_query
+from . import equality
 from .key_changes import KeyChanges
 from .moments import TableDiff
 
@@ -23,7 +23,7 @@ def only_in(rows: pa.Table, other: pa.Table) -> pa.Table:
     """Return the rows that `rows` has more often than `other`: all of them if their columns differ."""
     if not rows.num_columns or rows.schema.names != other.schema.names:
         return rows
-    return row_local.only_in(rows, other)
+    return equality.only_in(rows, other)
 
 
 def check(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:

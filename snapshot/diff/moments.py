@@ -18,10 +18,9 @@ from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..query.columns import visible_schema
-from .candidates import changes_between
+from .candidates import Ancestry, ancestry, changes_between
 from .key_changes import KeyChanges
 from .stored_rows import TableSide
-from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20
 """Size up to which a table is read to count its rows."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.run.health import Health
 from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, StageLag
+from slackwater.snapshot.status.overview import InputLag, StageLag
 
 
 @dataclass

@@ -11,7 +11,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.committer import Committed
 from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
+from slackwater.snapshot.status.overview import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.stats import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
