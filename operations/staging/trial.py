@@ -40,9 +40,8 @@ from ...snapshot.change.migrate import lines
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.diff.allowed import only_in, without_all
-from ...snapshot.diff.equality import unequal_records
-from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
+from ...snapshot.diff.equality import only_in, unequal_records
+from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -301,7 +300,7 @@ def _tried(plan: TrialPlan, options: Options, cache: SstCache, by: str, listener
         newest, tried = made.newest(), made.tried
         cuts = StoredCut(store, compared), StoredCut(store, newest)
         found = diff(cache, *cuts, tables=tried, ignore_new=True)
-        tables, wrong = without_all(found, release.allow)
+        tables, wrong = without_all_expected(found, release.allow)
         both = sink_diffs(store, open_kafka(options.kafka), compared, newest) if old is not None else ()
         new = {name: each for name, each in new_tables(compared, newest).items() if tried is None or name in tried}
         return Trial(

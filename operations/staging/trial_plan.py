@@ -13,7 +13,7 @@ from ...snapshot.change.switch import furthest, left, users_inputs
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.diff.allowed import check
+from ...snapshot.diff.moments import check_expected_queries
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.manifest import Input, Table
@@ -88,7 +88,7 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
         # Which column of which table that is, the schemas of the program decide.
         tables = dict.fromkeys(tables)
     begun = {stage.name: None for stage in new.in_order() if stage.state is not None}
-    check(release.allow, begun | tables)
+    check_expected_queries(release.allow, begun | tables)
     heads = tuple(end.stages.values())
     ends = furthest(heads)
     uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))

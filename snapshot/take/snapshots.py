@@ -28,8 +28,7 @@ from ..cut.stored import (
     open_requests,
     read_snapshot,
 )
-from ..under_way.clones import clone_lives, shared, under
-from ..under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, refusal
+from ..under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, clone_lives, refusal, shared, under
 from .audit_log import Operation, find_operation, record_once
 from .capture import capture, discard
 
