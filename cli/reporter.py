@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..pipeline.listener import BatchReport
     from ..pipeline.run.stopping import Stop
     from ..snapshot.gc.collect import Collected
-    from ..snapshot.status.lag import StageLag
+    from ..snapshot.status.overview import StageLag
 
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0

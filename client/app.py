@@ -20,14 +20,14 @@ from ..operations.repair.rewind import rewind
 from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
 from ..snapshot.bisect.endpoints import BEGINNING
-from ..snapshot.change import retries
+from ..snapshot.change import stages
 from ..snapshot.change.edit import edit, newest
 from ..snapshot.change.stages import rescale, retire
 from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.cut.refs import parse
 from ..snapshot.gc.collect import MARGIN_MS, collect, explain
 from ..snapshot.query.row_source import RowSource
-from ..snapshot.status.archives import archives_of
+from ..snapshot.status.overview import archives_of
 from ..snapshot.under_way import runners
 from ..store.versions.apps import read_app
 from .declared.operations import (
@@ -64,10 +64,10 @@ class StoredApp(AppFailover):
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
         """Request a retry of waiting rejected records with the current program, of one stage or of all."""
         client, now_ms = self._client, instants.now_ms()
-        waiting = retries.waiting(client.store, self.name, stage)
+        waiting = stages.rejected_waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
         for name in () if dry_run else waiting:
-            retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
+            stages.request_retry(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
 
     def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:

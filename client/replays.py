@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..common.instants import when
 from ..errors import Refused, SlackwaterError, Usage
-from ..snapshot.bisect.absences import absence, untouched
-from ..snapshot.bisect.causes import Behind, Cause, unknown
-from ..snapshot.bisect.deploys import guess
-from ..snapshot.bisect.operations import operation_of
+from ..snapshot.bisect.causes import Behind, Cause, absence, guess, operation_of, unknown, untouched
 from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key

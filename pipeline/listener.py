@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..snapshot.gc.collect import Collected
-    from ..snapshot.status.lag import StageLag
+    from ..snapshot.status.overview import StageLag
     from ..store.objects.counting import Stats
     from ..store.versions.manifest import Manifest
 

@@ -54,7 +54,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested
-    from slackwater.snapshot.status.overview import hourly, recent
+    from slackwater.snapshot.status.cost import hourly, recent
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import history
 

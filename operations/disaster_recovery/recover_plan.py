@@ -14,8 +14,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, without_retired
 from ...snapshot.cut.replicas import Replica, ReplicaCut
 from ...snapshot.cut.stored import Snapshot, read_snapshot
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys

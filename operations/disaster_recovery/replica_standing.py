@@ -8,8 +8,7 @@ from ...errors import Forbidden, ObjectNotFound, Refused, Usage
 from ...snapshot.cut import replicas
 from ...snapshot.cut.replicas import Replica
 from ...snapshot.take.audit_log import record_once
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, notes
 from ..staging.clone_plan import check_roots

@@ -11,7 +11,7 @@ from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
-from ...snapshot.status.archives import archives_of
+from ...snapshot.status.overview import archives_of
 from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject

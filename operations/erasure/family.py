@@ -14,9 +14,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.query.columns import parse_keys
 from ...snapshot.query.key_text import key_of
-from ...snapshot.under_way.clones import clone_lives, shared
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion, clone_lives, shared
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history

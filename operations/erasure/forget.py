@@ -31,8 +31,7 @@ from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import notify
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import forgotten, keys

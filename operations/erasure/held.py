@@ -19,7 +19,7 @@ from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import read_object
-from ...snapshot.under_way.edit_request import EDITS
+from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.merge import Chosen, of_keys, whole_blocks

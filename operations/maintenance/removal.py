@@ -31,9 +31,8 @@ from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
-from ...snapshot.take.remove import remove as remove_snapshot
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.take.snapshots import remove as remove_snapshot
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes

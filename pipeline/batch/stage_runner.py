@@ -16,7 +16,7 @@ from ...common import instants
 from ...errors import SlackwaterError, Unavailable
 from ...snapshot.change.edit import change_of, newest
 from ...snapshot.change.edited import edited
-from ...snapshot.under_way.edit_request import EDITS, EditRequest, done_by
+from ...snapshot.under_way.runners import EDITS, EditRequest, edit_done_by
 from ...state.event_time import BatchTimes
 from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
 from ...state.records import Position
@@ -279,7 +279,7 @@ class StageRunner:
         """
         with self._busy:
             base, job = self.tip, self._job
-            if self._stopping or done_by(store, request, base) is not None:
+            if self._stopping or edit_done_by(store, request, base) is not None:
                 return
             started = time.monotonic()
             try:

@@ -24,8 +24,8 @@ from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
-from ...snapshot.gc.retention import Retention
-from ...snapshot.status.lag import StageLag, input_lag, sink_lags
+from ...snapshot.gc.reachable import Retention
+from ...snapshot.status.overview import StageLag, input_lag, sink_lags
 from ...snapshot.under_way.runners import BEAT_S, Beat, Heart, beats, runner_of
 from ...state.records import are_two, is_known
 from ...store.objects.protocol import ObjectStore

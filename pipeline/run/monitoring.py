@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
 
 from ...errors import Refused
-from ...snapshot.status.lag import StageLag
+from ...snapshot.status.overview import StageLag
 from ..listener import ArchiveState, BatchReport, Listener
 
 if TYPE_CHECKING:

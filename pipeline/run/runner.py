@@ -14,8 +14,8 @@ from ...common.whole_file import own_folder, sweep, temporary_folder
 from ...errors import Refused
 from ...snapshot.change.migrate import check_newest
 from ...snapshot.cut.stored import notify
-from ...snapshot.gc.retention import Retention
-from ...snapshot.status.lag import StageLag
+from ...snapshot.gc.reachable import Retention
+from ...snapshot.status.overview import StageLag
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App

@@ -20,12 +20,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ...errors import AnotherTopic, Corruption, NotFound, Refused, SlackwaterError, Unavailable
 from ...snapshot.change.edit import finish
-from ...snapshot.change.retries import RETRIES
+from ...snapshot.change.stages import RETRIES
 from ...snapshot.cut import stored
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import Request, list_snapshots
 from ...snapshot.take import audit_log, taking
-from ...snapshot.under_way.edit_request import EDITS, done_by
+from ...snapshot.under_way.runners import EDITS, edit_done_by
 from ...state import event_time
 from ...state.records import ranges
 from ...store.objects.protocol import ObjectStore
@@ -78,7 +78,7 @@ class BetweenBatches:
                 continue
             runner.edit(self.store, request)
             # With unflushed versions, the edit is committed later.
-            if (done := done_by(self.store, request, runner.head)) is not None:
+            if (done := edit_done_by(self.store, request, runner.head)) is not None:
                 finish(self.store, self.app, request, done)
             else:
                 all_done = EDITS.find(self.store, request.id, self.app) is None

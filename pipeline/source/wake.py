@@ -11,8 +11,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...snapshot.cut.stored import newest_notice, open_requests
-from ...snapshot.under_way import hold
-from ...snapshot.under_way.hold import LAPSE_S, Hold
+from ...snapshot.under_way import runners
+from ...snapshot.under_way.runners import HOLD_LAPSE_S, Hold
 from ...state.records import unread
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
@@ -187,7 +187,7 @@ class RequestWatch:
     @property
     def held(self) -> bool:
         """True while the app is held at offsets."""
-        return self._hold is not None and self.clock() - self._renewed_s < LAPSE_S
+        return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
     def look(self, *, busy: bool) -> bool:
         """Poll if it is time; return True if there may be new requests, for snapshots, retries or the stages.
@@ -202,7 +202,7 @@ class RequestWatch:
         notice = newest_notice(self.store, self.app)
         is_news = notice != self._seen or now_s - self._listed_s >= _LIST_S
         if is_news or self._hold is not None:
-            self._apply_hold(hold.find(self.store, self.app), now_s)
+            self._apply_hold(runners.find_hold(self.store, self.app), now_s)
         if is_news or self.forgetting:
             self.forgetting = under_way(self.store, self.app) is not None
         if not is_news:
@@ -216,5 +216,5 @@ class RequestWatch:
         """Send planners a new, changed or ended hold, or its end if nobody renews it."""
         if current != self._hold:
             self._hold, self._renewed_s = current, now_s
-        is_held = current is not None and now_s - self._renewed_s < LAPSE_S
+        is_held = current is not None and now_s - self._renewed_s < HOLD_LAPSE_S
         self.planners.bound(*(current.until, current.clock_ms) if current is not None and is_held else (None,))

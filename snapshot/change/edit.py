@@ -30,10 +30,8 @@ from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
-from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
-from ..under_way.exclusion import HERE, Intent, check_exclusion
-from ..under_way.runners import beats, runner_of
-from ..under_way.signs import UnderWay
+from ..under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
+from ..under_way.runners import EDITS, EditRequest, beats, edit_done_by, runner_of, withdraw_edit
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -95,7 +93,7 @@ def edit(
         None,
     )
     if sql and not (again or dry_run) and (version := _find_recent_edit(store, app, request)):
-        if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
+        if earlier is not None and (finished := edit_done_by(store, earlier, head)) is not None:
             # An earlier call was killed after its entry in the audit log.
             finish(store, app, earlier, finished)
         return EditDone(app, stage, None, version, already=True)
@@ -110,7 +108,7 @@ def edit(
             # A forget checks for requests only after writing its note, so check again.
             check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
         except Refused:
-            withdraw(store, app, request)
+            withdraw_edit(store, app, request)
             raise
         notify(store, app)
     request = earlier or request
@@ -173,7 +171,7 @@ def _carry_out(
     stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
     while True:
         head = newest(store, app, stage).stages[stage]
-        if (done := done_by(store, request, head)) is not None:
+        if (done := edit_done_by(store, request, head)) is not None:
             finish(store, app, request, done)
             return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
         if not (runner := runner_of(head, beats(store, app, instants.now_ms()))):
@@ -183,10 +181,10 @@ def _carry_out(
             on_wait(runner)
         answer = EDITS.find(store, request.id, app)
         if answer is not None and answer.error:
-            withdraw(store, app, request)
+            withdraw_edit(store, app, request)
             raise Refused(f"the runner could not apply the edit: {answer.error}", hint="nothing was changed")
         if time.monotonic() > deadline:
-            withdraw(store, app, request)
+            withdraw_edit(store, app, request)
             raise Refused(
                 f"runner {runner} did not apply the edit of {app}/{stage} within {patience_s:g} s; it was withdrawn",
                 hint=f"`slackwater status {app}` shows if it is alive; --timeout waits longer",
@@ -200,7 +198,7 @@ def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifes
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
     record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
-    withdraw(store, app, request)
+    withdraw_edit(store, app, request)
 
 
 def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:
@@ -219,7 +217,7 @@ def _edit_in_process(
 
     def still_to_do(head: Manifest) -> bool:
         nonlocal result, done
-        if (done := done_by(store, request, head)) is not None:
+        if (done := edit_done_by(store, request, head)) is not None:
             return False
         result = edited(store, cache, newest(store, app, stage, head), stage, change, request.edit)
         return result is not None
@@ -233,7 +231,7 @@ def _edit_in_process(
     )
     done = committed.manifest if committed.changed else done
     if done is None:
-        withdraw(store, app, request)
+        withdraw_edit(store, app, request)
         return EditDone(app, stage, None)
     finish(store, app, request, done)
     return EditDone(app, stage, result.changes if result is not None else None, done.version)

@@ -31,7 +31,7 @@ from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
-from ..take.remove import remove
+from ..take.snapshots import remove
 from .migrate_plan import readers
 
 Heads = Mapping[str, Manifest]  # by stage

@@ -15,7 +15,7 @@ from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import keys
 from . import census
-from .retention import Retention
+from .reachable import Retention
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from ..under_way.exclusion import Intent, check_exclusion
 from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
 from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, unnamed_records
-from .reachable import Absent, Reachable, reachable
-from .retention import Retention
+from .reachable import Absent, Reachable, Retention, reachable
 
 MARGIN_MS = MIN_AGE_MS
 """Default age at which unnamed objects are deleted, by storage's clock.

@@ -27,7 +27,7 @@ from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
 from . import census
-from .retention import AppState, StageState
+from .reachable import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
 """Contents of the collection note at the start and at the end. The object's time says when, and its size which."""

@@ -39,9 +39,8 @@ from ..cut.moments import hint_of_missing
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
-from .clauses import InputOf, Statement, understand
+from .clauses import InputOf, Moments, OnMoment, Statement, understand
 from .hidden import Cover
-from .moments import Moments, OnMoment
 from .sql import Bounds, connect, cover_of, named_tables, names_channels, run_query
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.stored import ADDRESS
-from .clauses import InputOf, Statement, Versions, bare, understand, words
+from .clauses import ClauseTable, InputOf, Statement, Versions, bare, understand, words
 from .columns import visible_schema
 from .hidden import Cover, is_behind
-from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that looks them up."""

@@ -30,12 +30,11 @@ from ..cut.refs import Named, Ref, parse
 from ..cut.replicas import REPLICAS
 from ..cut.resolve import cut_at
 from ..cut.stored import Snapshot, read_snapshot
-from ..status.archives import ArchiveStatus, status_of
-from .captured import channel_states, check_captured, check_markers, markers_of, recount, reread_markers
+from ..status.overview import ArchiveStatus, status_of
+from .captured import channel_states, check_captured, check_markers, check_topics, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
-from .topics import check_topics
 from .version_chain import last_step, whole_history
 
 

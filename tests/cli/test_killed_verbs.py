@@ -18,7 +18,7 @@ from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify

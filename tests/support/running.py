@@ -33,7 +33,7 @@ from slackwater.pipeline.run.runner import run
 from slackwater.pipeline.run.stopping import Stop, StopRequested
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.verify.verify import Report, verify

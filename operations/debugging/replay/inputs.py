@@ -21,7 +21,7 @@ from ....pipeline.kafka.messages import decode_addressed, header_of, read_rows
 from ....pipeline.kafka.protocol import Message
 from ....pipeline.reject.table import RejectedTable, rows_of
 from ....snapshot.cut.stored import ADDRESS
-from ....snapshot.query.row_local import places_of
+from ....snapshot.diff.equality import places_of
 from ....state import records
 from ....state.records import Range
 from ....store.objects.protocol import ObjectStore

@@ -23,8 +23,7 @@ from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.moments import having
 from ....snapshot.cut.resolve import telling_if_collected
 from ....snapshot.cut.stored import SNAPSHOTS
-from ....snapshot.take.remove import remove
-from ....snapshot.take.snapshots import pin
+from ....snapshot.take.snapshots import pin, remove
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.decode import check_shape, read_groups

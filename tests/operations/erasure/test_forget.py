@@ -18,7 +18,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import cancel, find_snapshot, open_requests
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.take.audit_log import list_operations, record

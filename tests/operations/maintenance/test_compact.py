@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Unavailable
 from slackwater.operations.maintenance.compact import AppCompactor, Compacted, Merge, StageCompactor, plan
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.taking import request, try_complete

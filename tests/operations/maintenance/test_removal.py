@@ -11,9 +11,8 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.run.monitoring import Health, Metrics
-from slackwater.snapshot.status.lag import InputLag, StageLag
+from slackwater.snapshot.status.overview import InputLag, StageLag
 
 
 @dataclass

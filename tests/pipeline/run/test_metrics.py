@@ -11,7 +11,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.batch.committer import Committed, report_of
 from slackwater.pipeline.listener import BatchReport, StateFigures
 from slackwater.pipeline.run.monitoring import Metrics
-from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
+from slackwater.snapshot.status.overview import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.counting import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst

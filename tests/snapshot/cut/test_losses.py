@@ -19,8 +19,7 @@ from slackwater.pipeline.spark.user_errors import translate
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
-from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import AppState, Retention, StageState
+from slackwater.snapshot.gc.reachable import AppState, Retention, StageState, reachable
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin

@@ -6,7 +6,7 @@ from functools import partial
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history

@@ -13,7 +13,7 @@ from slackwater.snapshot.change.edit import edit
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import because, record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
