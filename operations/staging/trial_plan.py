@@ -36,7 +36,7 @@ class Release:
     keep: str = ""
     """Name under which the clone is kept; empty to remove it."""
     allow: tuple[str, ...] = ()
-    """Queries that return the keys of expected differences, as `snapshot.diff.allowed` takes them."""
+    """Queries that return the keys of expected differences, as `snapshot.diff.moments` takes them."""
     only: tuple[str, ...] = ()
     """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None
