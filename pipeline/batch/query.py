@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...state.records import Position
-from ...store.objects.s3.settings import aws_variables
+from ...store.objects.s3_settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import open_stream
 from ..source.options import Private, SourceOptions

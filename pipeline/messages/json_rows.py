@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from ...common.durations import DAY_MS
 from ...common.instants import day, iso
 from ...errors import Refused
-from ...store.sst.arrow_types import PER_SECOND
-from ...store.sst.showable import changed_inside, escaped
+from ...store.sst.arrow_types import PER_SECOND, changed_inside, escaped
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}

@@ -15,7 +15,7 @@ from ...snapshot.cut.moments import having, heads_of, read_version
 from ...snapshot.cut.resolve import resolve, telling_if_collected
 from ...store.objects.open import access_to, open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
+from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
 from ...store.versions import history
 from ...store.versions.apps import in_folder
 from ...store.versions.manifest import Manifest

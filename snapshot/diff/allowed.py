@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
 from ...store.read.duckdb_view import quoted
+from ...store.sst.arrow_types import showable
 from ...store.sst.schema import arrow_schema
-from ...store.sst.showable import showable
 from ...store.versions.manifest import Table
 from ..query import row_local
 from ..query.columns import visible_schema

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...errors import NotFound, Refused, Usage
 from ...store.read.duckdb_view import quoted
-from ...store.sst.showable import showable
+from ...store.sst.arrow_types import showable
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"

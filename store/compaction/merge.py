@@ -22,9 +22,8 @@ from ..read.cache import SstCache
 from ..read.decode import Block, check_shape, decode
 from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
-from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
-from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
+from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, expired, sst_schema
 from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
