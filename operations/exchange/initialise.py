@@ -28,9 +28,8 @@ from ...snapshot.take.audit_log import record_once
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.sst.expiry import latest_event_ms, with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ...store.sst.schema import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
+from ...store.sst.schema import HASH, OP, PREV, PUT, SEQ, arrow_schema, latest_event_ms, sst_schema, with_expiry
 from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend

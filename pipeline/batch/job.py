@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
-from ...common.learned import learned
 from ...state.event_time import BatchTimes, Lateness, Times, due_after
 from ...state.failing import StateFailed
 from ...state.multi_input import TAG, name_of
@@ -26,9 +25,10 @@ from ...state.next_version import TaskReport, Written
 from ...state.records import Position
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access, aws_variables
+from ...store.objects.s3_settings import S3Access, aws_variables
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
+from ...store.versions.codec import learned
 from ...store.versions.column_types import in_backticks
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage

@@ -25,7 +25,7 @@ from ...store.compaction.plan import Done
 from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.versions import commit
 from ...store.versions.manifest import Manifest

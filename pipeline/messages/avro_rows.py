@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from ...store.sst.showable import escaped
+from ...store.sst.arrow_types import escaped
 from .registry import HEAD_BYTES, Registry, varints
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

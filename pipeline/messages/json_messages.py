@@ -22,8 +22,7 @@ from pyarrow import json as arrow_json
 from ...common.durations import DAY_MS
 from ...common.instants import day, iso
 from ...errors import Refused
-from ...store.sst.arrow_types import PER_SECOND
-from ...store.sst.showable import changed_inside, escaped
+from ...store.sst.arrow_types import PER_SECOND, changed_inside, escaped
 from .registry import HEAD_BYTES, BadMessage, Reader, Schema, without
 
 _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}

@@ -24,7 +24,7 @@ from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access
 from ...store.versions import apps, history
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App

@@ -23,7 +23,7 @@ from ...state.records import Position
 from .worker import ERROR_MARK, ErrorMark
 
 if TYPE_CHECKING:
-    from ...store.objects.s3.settings import S3Settings
+    from ...store.objects.s3_settings import S3Settings
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

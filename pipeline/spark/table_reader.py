@@ -29,7 +29,7 @@ from ...snapshot.query.columns import visible_schema
 from ...store.compaction.merge import merged_rows
 from ...store.objects.open import access_to, open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
+from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
 from ...store.read.multi_get import multi_get
 from ...store.sst import sorted_runs
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of

@@ -11,7 +11,7 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.local import SpooledStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access, S3Place, S3Settings
+from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
 from ...store.read.cache import SstCache
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import open_kafka

@@ -37,7 +37,7 @@ from ...store.compaction import merge, plan
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table

@@ -79,8 +79,7 @@ def register(
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()
-    showable = (sst for sst in manifest.ssts if not sst.unshowable)
-    mapped = {sst: rows for sst in showable if (rows := cache.peek(sst, table)) is not None}
+    mapped = {sst: rows for sst in manifest.ssts if not sst.unshowable and (rows := cache.peek(sst, table)) is not None}
     paths = {sst.object: cache.sql_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     hidden = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms

@@ -26,7 +26,7 @@ from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, setting
 from slackwater.pipeline.spark.session import running_session, spark_session
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.records import Position
-from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
+from slackwater.store.objects.s3_settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
 
 from tests.support.running import APPS, PAIR
@@ -171,7 +171,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
         "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers\n"
         "import slackwater.state.kinds.aggregate, slackwater.state.kinds.update, slackwater.state.kinds.upsert\n"
-        "import slackwater.store.objects.s3.store, slackwater as sw\n"
+        "import slackwater.store.objects.s3_store, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"
         "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"
         f"assert all(file.startswith({str(sent)!r}) for file in ours), ours\n"

@@ -21,7 +21,7 @@ from slackwater.settings import Settings
 from slackwater.spark import SparkSource
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.support.collecting import fresh, gc, old_app, store_of

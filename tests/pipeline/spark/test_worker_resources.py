@@ -4,8 +4,8 @@ from pathlib import Path
 
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 
 
 def test_settings_of_s3_hold_for_another_root_of_a_store_in_a_folder(tmp_path: Path) -> None:

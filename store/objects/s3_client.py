@@ -22,9 +22,9 @@ from botocore.session import Session as Core
 from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
-from ....errors import Forbidden, NotFound, Refused, Usage
-from ..retry import RetryBudget, TransientError
-from .settings import S3Access, S3Place, S3Settings, aws_variables
+from ...errors import Forbidden, NotFound, Refused, Usage
+from .retry import RetryBudget, TransientError
+from .s3_settings import S3Access, S3Place, S3Settings, aws_variables
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

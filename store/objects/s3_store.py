@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
-from ....errors import ObjectExists, ObjectNotFound, Refused
-from ..protocol import Leftover, ObjectInfo, check_key, check_range
-from ..retry import Retry, TransientError
-from ..wrapper import OtherRoots
-from .client import Connection, connection, error_code, translated, without_credentials
-from .settings import S3Access, S3Credentials, S3Place, S3Settings, settings_in
+from ...errors import ObjectExists, ObjectNotFound, Refused
+from .protocol import Leftover, ObjectInfo, check_key, check_range
+from .retry import Retry, TransientError
+from .s3_client import Connection, connection, error_code, translated, without_credentials
+from .s3_settings import S3Access, S3Credentials, S3Place, S3Settings, settings_in
+from .wrapper import OtherRoots
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

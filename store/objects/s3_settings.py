@@ -17,8 +17,8 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from ....errors import Usage
-from ..retry import AT_ONCE, PER_S
+from ...errors import Usage
+from .retry import AT_ONCE, PER_S
 
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
