@@ -230,7 +230,7 @@ _FENCING_CODES = (
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.INVALID_TXN_STATE,
 )
-_LACKS_RIGHT_IN_TRANSACTION = (
+_UNAUTHORISED_IN_TRANSACTION = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
@@ -392,7 +392,7 @@ class KafkaTransactions:
                 f"{prefix}: {TooLarge(key, size, self._max_bytes(self._topic)).words}",
                 hint="raise max.message.bytes of the topic; nothing is lost",
             )
-        if code in _LACKS_RIGHT_IN_TRANSACTION:
+        if code in _UNAUTHORISED_IN_TRANSACTION:
             return Refused(
                 f"{prefix} in transactions of {self._settings.transactional_id!r}: {error.str()}",
                 hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
