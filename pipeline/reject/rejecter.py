@@ -29,7 +29,7 @@ from ...state.next_version import SentTo, TaskReport, Written
 from ...state.records import sent
 from ...store.archive.columns import HEADERS
 from ...store.versions import history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, SideTable
 from ...store.versions.side_tables import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch
@@ -208,11 +208,7 @@ class BatchRejecter:
         if not failures:
             return Written(results, read=read)
         rejected = messages.rejected(failures)
-        now_ms, version = instants.now_ms(), batch.base.version + 1
-        if self.topic:
-            send_rejects(messages.kafka, self.topic, rejected, patience_s=self.resources.patience_s)
-        rows = [row_of(record, version=version, now_ms=now_ms) for record in rejected]
-        table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
+        table = self._stored(batch, batch.base, rejected)
         parents = traceparents(record.headers for record in rejected)
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
@@ -239,12 +235,17 @@ class BatchRejecter:
             )
             for row, record in enumerate(unsent)
         ]
+        table = self._stored(batch, base, letters)
+        table = replace(table, rows=len(letters) + (table_of_batch.rows if table_of_batch is not None else 0))
+        return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
+
+    def _stored(self, batch: Batch, base: Manifest, letters: Sequence[DeadLetter]) -> SideTable:
+        """Send rejected records to their topic; return the table of rejected records of the version after `base`."""
         if self.topic:
             send_rejects(self.resources.open_kafka(), self.topic, letters, patience_s=self.resources.patience_s)
+        now_ms, version = instants.now_ms(), base.version + 1
         rows = [row_of(record, version=version, now_ms=now_ms) for record in letters]
-        table = self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
-        table = replace(table, rows=len(rows) + (table_of_batch.rows if table_of_batch is not None else 0))
-        return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
+        return self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
 
     def retry(self, batch: Batch) -> Written:
         """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.

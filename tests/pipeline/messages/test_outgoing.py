@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.api.sink import Encoding, sink
-from slackwater.pipeline.messages import avro_rows, json_messages, outgoing
+from slackwater.pipeline.messages import json_messages, outgoing
 from slackwater.store.archive.columns import HEADERS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,8 +45,8 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 @given(tables())
 def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
-    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("alerts-value", rows.schema)))
-    messages = avro_rows.messages(rows, 258).to_pylist()
+    schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("alerts-value", rows.schema)))
+    messages = outgoing.avro_messages(rows, 258).to_pylist()
     assert {message[:5] for message in messages} == {b"\x00\x00\x00\x01\x02"}
     found = [fastavro.schemaless_reader(io.BytesIO(message[5:]), schema) for message in messages]
     assert found == rows.to_pylist()
@@ -54,8 +54,8 @@ def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
 
 def test_lists_of_floats_may_all_be_empty() -> None:
     rows = pa.table({"x": pa.array([[], None, []], pa.list_(pa.float64()))})
-    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("alerts-value", rows.schema)))
-    messages = avro_rows.messages(rows, 258).to_pylist()
+    schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("alerts-value", rows.schema)))
+    messages = outgoing.avro_messages(rows, 258).to_pylist()
     assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == rows.to_pylist()
 
 
@@ -163,8 +163,8 @@ def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
     rows = pa.table({"city": names})
     expected = [{"city": "M\\xfcnchen"}, {"city": '"\\xff"'}, {"city": "Paris"}]
     assert [json.loads(text) for text in json_messages.objects(rows).to_pylist()] == expected
-    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("s", rows.schema)))
-    messages = avro_rows.messages(rows, 1).to_pylist()
+    schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("s", rows.schema)))
+    messages = outgoing.avro_messages(rows, 1).to_pylist()
     assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == expected
     assert (
         outgoing.records(rows, sink("t", key="city", value="city").encoding, 1)["value"].to_pylist()[0] == b"M\xfcnchen"
