@@ -91,7 +91,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
         raise NotFound("replica", app, there, hint=f"looked under {target.url}; --from says where it is")
     history.list_stages(target, app)  # says so where it is half removed
     check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
-    cut = replicas.newest_cut(target, app)
+    cut = replicas.CUTS.newest(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
             f"the replica of {app} under {target.url} is not whole: its first copy was broken off",

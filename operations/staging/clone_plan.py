@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.change.copies import Masks, check_masks, sizes
-from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs
+from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs_by_name
 from ...snapshot.cut.graph import Cut, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
@@ -185,7 +185,7 @@ def _topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
 
     `others` are those that it reads instead. Raises `NotFound` where the app reads no such topic.
     """
-    found = {name: read.topic for name, read in users_inputs(cut)}
+    found = {name: read.topic for name, read in users_inputs_by_name(cut)}
     for declared in others:
         if declared not in found:
             raise NotFound(f"topic read by {cut.app}", declared, found, hint="--topic takes NAME=OTHER")
@@ -216,7 +216,7 @@ def _check_offsets(
 
     Of `others`, the clone reads other topics than the source, by the declared name: those have ids of their own.
     """
-    for declared, read in users_inputs(cut):
+    for declared, read in users_inputs_by_name(cut):
         topic_id = "" if declared in others else read.topic_id
         kafka.check_topic(read_topics[declared], read.offsets, topic_id)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
