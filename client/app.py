@@ -21,7 +21,7 @@ from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.change import stages
-from ..snapshot.change.edit import edit, newest
+from ..snapshot.change.edit import edit, newest_active
 from ..snapshot.change.stages import rescale, retire
 from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.cut.refs import parse
@@ -177,7 +177,7 @@ class StoredApp(AppFailover):
         """
         self._check_allowed(f"to edit {table}", options)
         client, on_wait = self._client, "waiting for {} to apply the edit between two batches …"
-        previous = newest(client.store, self.name, table).stages[table]
+        previous = newest_active(client.store, self.name, table).stages[table]
         done = edit(
             client.store,
             client.cache,

@@ -14,7 +14,7 @@ from ...common import instants
 from ...snapshot.bisect.causes import CLASSES, NOTE, Behind, Cause
 from ...snapshot.bisect.session import KeptSearch
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, Evaluation, Guilty, Verdict
-from ...snapshot.bisect.watcher import Findings, Invariant, State
+from ...snapshot.bisect.watcher import Findings, Invariant, InvariantState
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.diff.key_changes import KeyChanges
@@ -26,7 +26,7 @@ from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
 from .values import changes, for_json, grid, readable, stream, word
 
-_STATES: dict[State, tuple[str, str]] = {
+_STATES: dict[InvariantState, tuple[str, str]] = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
     "unknown": ("cannot be evaluated", "cannot be evaluated"),

@@ -93,7 +93,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
         )
     history.list_stages(target, app)  # raises if the replica is half removed
     check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
-    cut = replicas.newest_cut(target, app)
+    cut = replicas.CUTS.newest(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
             f"the replica of {app} under {target.url} is incomplete: its first copy was interrupted",

@@ -167,7 +167,7 @@ class Replicator:
         todo = self._plan()
         if not begun:
             self.pair.begin(self.by)
-        last = replicas.newest_cut(self.target, self.app)
+        last = replicas.CUTS.newest(self.target, self.app)
         self._copy_rules()
         for stage, head in self._target_heads():
             if self._same.get(stage) != head.version:

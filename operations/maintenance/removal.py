@@ -22,7 +22,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import NotFound, Refused
-from ...snapshot.change.first_versions import topics_of
+from ...snapshot.change.first_versions import topics_of_unfinished
 from ...snapshot.change.stages import commit_retired
 from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
@@ -212,7 +212,7 @@ def _make_note(
     """Return the note that an app with these stages is being removed."""
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-    topics |= {*topics_of(store, cloning)} if cloning is not None else set()
+    topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
     ulid, source = ULID(), _source(store, app, cloning)
     stages = {stage: heads[stage].version for stage in sorted(heads)}
     return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
 from ...errors import SlackwaterError, Unavailable
-from ...snapshot.change.edit import change_of, newest
+from ...snapshot.change.edit import change_of, newest_active
 from ...snapshot.change.edited import edited
 from ...snapshot.under_way.runners import EDITS, EditRequest, edit_done_by
 from ...state.event_time import BatchTimes
@@ -284,7 +284,7 @@ class StageRunner:
             started = time.monotonic()
             try:
                 try:
-                    cut = newest(store, base.app, base.stage, base)
+                    cut = newest_active(store, base.app, base.stage, base)
                     change = change_of(store, base.app, request)
                     change_set = edited(job.store, job.cache, cut, base.stage, change, request.edit)
                 except SlackwaterError as error:

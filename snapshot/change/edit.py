@@ -76,7 +76,7 @@ def edit(
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
-    cut = newest(store, app, stage)
+    cut = newest_active(store, app, stage)
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None
     done = Edit(str(ULID()), by, what, why())
@@ -84,14 +84,8 @@ def edit(
     checksum = xxh3_128_hexdigest(data) if data else ""
     request = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
     check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
-    earlier = next(
-        (
-            open_request
-            for open_request in EDITS.all(store, app)
-            if open_request.is_like(request) and not open_request.error
-        ),
-        None,
-    )
+    requests = (other for other in EDITS.all(store, app) if other.is_like(request) and not other.error)
+    earlier = next(requests, None)
     if sql and not (again or dry_run) and (version := _find_recent_edit(store, app, request)):
         if earlier is not None and (finished := edit_done_by(store, earlier, head)) is not None:
             # An earlier call was killed after its entry in the audit log.
@@ -101,18 +95,22 @@ def edit(
         preview = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if preview is None or dry_run:
             return EditDone(app, stage, preview.changes if preview is not None else None)
-        if rows is not None:
-            store.put(keys.edit_rows(app, request.id), data)
-        EDITS.put(store, request, app)
-        try:
-            # A forget checks for requests only after writing its note, so check again.
-            check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
-        except Refused:
-            withdraw_edit(store, app, request)
-            raise
-        notify(store, app)
-    request = earlier or request
-    return _carry_out(store, cache, app, request, Change(sql, rows), by, patience_s, on_wait)
+        _put_request(store, app, request, data)
+    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, patience_s, on_wait)
+
+
+def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:
+    """Store a request with its rows, and notify the runners. Raises `Refused` if keys are being forgotten."""
+    if rows:
+        store.put(keys.edit_rows(app, request.id), rows)
+    EDITS.put(store, request, app)
+    try:
+        # A forget checks for requests only after writing its note, so check again.
+        check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
+    except Refused:
+        withdraw_edit(store, app, request)
+        raise
+    notify(store, app)
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
@@ -128,7 +126,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
     return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 
 
-def newest(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
+def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
     """Return the newest version of every stage, with `head` in place of this stage's if given.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
@@ -170,7 +168,7 @@ def _carry_out(
 ) -> EditDone:
     stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
     while True:
-        head = newest(store, app, stage).stages[stage]
+        head = newest_active(store, app, stage).stages[stage]
         if (done := edit_done_by(store, request, head)) is not None:
             finish(store, app, request, done)
             return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
@@ -219,7 +217,7 @@ def _edit_in_process(
         nonlocal result, done
         if (done := edit_done_by(store, request, head)) is not None:
             return False
-        result = edited(store, cache, newest(store, app, stage, head), stage, change, request.edit)
+        result = edited(store, cache, newest_active(store, app, stage, head), stage, change, request.edit)
         return result is not None
 
     def update(draft: Manifest) -> Manifest:

@@ -23,7 +23,7 @@ from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, history, keys, published
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import Input, Manifest, Promotion, Sink, SinkKind
+from ...store.versions.manifest import EventTime, Input, Manifest, Promotion, Sink, SinkKind
 from ..cut.graph import order
 from ..cut.kafka_topics import Topics, internal_topic
 
@@ -87,25 +87,34 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
         return ""
     name = f"{head.app}/{head.stage}"
     for source in users_inputs((head,)):
-        moves = [end - had for end, had in _pairs(source, at.offsets)]
-        if any(step < 0 for step in moves):
-            return f"{name} has read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
-        if any(moves):
-            return f"{name} has still to read {sum(moves):,} offsets of {source.topic}"
+        if reason := _offsets_apart(source, at.offsets):
+            return f"{name} has {reason}"
     for channel, source in head.inputs.items():
         if source.upstream and _has_unread(store, head.app, channel, source):
             return f"{name} has still to read rows from {source.upstream}"
-    if (times := head.event_time) is not None and times.by_clock and at.clock_ms is not None:
-        if times.due_ms is not None and times.due_ms > at.clock_ms:
-            return f"{name} has processed due rows since"
-        if times.next_due_ms is not None and times.next_due_ms <= at.clock_ms:
-            return f"{name} has rows that are due"
-    elif times is not None and times.owed:
-        return f"{name} has rows that are due"
+    if head.event_time is not None and (reason := _rows_due(head.event_time, at.clock_ms)):
+        return f"{name} has {reason}"
     for sink, place in published.places(store, head).items():
         if rows := published.behind(head.sinks[sink], place):
             return f"{name} has still to publish {rows:,} rows for its sink {sink!r}"
     return ""
+
+
+def _offsets_apart(source: Input, at: Offsets) -> str:
+    """Return how far an input is from a position, as the rest of a sentence; empty if it is there."""
+    moves = [end - had for end, had in _pairs(source, at)]
+    if any(step < 0 for step in moves):
+        return f"read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
+    return f"still to read {sum(moves):,} offsets of {source.topic}" if any(moves) else ""
+
+
+def _rows_due(times: EventTime, clock_ms: int | None) -> str:
+    """Return which rows fell due since a clock time, or have not yet, as the rest of a sentence; empty for none."""
+    if not times.by_clock or clock_ms is None:
+        return "rows that are due" if times.owed else ""
+    if times.due_ms is not None and times.due_ms > clock_ms:
+        return "processed due rows since"
+    return "rows that are due" if times.next_due_ms is not None and times.next_due_ms <= clock_ms else ""
 
 
 def _pairs(source: Input, at: Offsets) -> Iterator[tuple[int, int]]:

@@ -225,3 +225,7 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
         idle = max(info.modified_ms for info in group) <= inventory.state.now_ms - margin_ms
         if idle and name not in requested:
             yield from (info for info in group if info.key not in named_keys)
+
+
+def total_bytes(infos: Iterable[ObjectInfo]) -> int:
+    return sum(info.size_bytes for info in infos)

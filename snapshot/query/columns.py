@@ -141,7 +141,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
         ) from error
 
 
-def value_of(value: object, kind: pa.DataType) -> object:
+def value_of_json(value: object, kind: pa.DataType) -> object:
     """Return a value of a type from its JSON form, with text for types that JSON lacks.
 
     Raises `ValueError` and Arrow's errors.

@@ -26,7 +26,7 @@ from ..cut import replicas
 from ..cut.graph import Cut, order
 from ..cut.lineage import rows_read
 from ..cut.moments import newest
-from ..cut.replicas import Replica, ReplicaLag, lags_of, newest_cut
+from ..cut.replicas import Replica, ReplicaLag, lags_of
 from ..cut.stored import open_requests
 from ..under_way import runners
 from .cost import recent
@@ -324,7 +324,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     with _noted(damaged, f"{app}: progress of its replicas is unknown"):
         replica = replicas.find(store, app)
         if replica is not None and replica.state == "copy":
-            cut = newest_cut(store, app)
+            cut = replicas.CUTS.newest(store, app)
             complete_ms = cut.seen_ms if cut is not None else 0
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})

@@ -66,7 +66,7 @@ def pin(
     def if_same(existing: Snapshot) -> Snapshot:
         pins = (existing.stages, existing.kind, existing.clone, existing.clone_root)
         if pins != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(existing.channels):
-            raise taken(existing)
+            raise name_is_taken(existing)
         return _check_complete(store, existing, keeper)
 
     if (existing := find_snapshot(store, cut.app, name)) is not None:
@@ -146,7 +146,7 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
     return written
 
 
-def taken(written: Snapshot) -> Refused:
+def name_is_taken(written: Snapshot) -> Refused:
     """Return the error for a name that another snapshot has."""
     versions = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
     return Refused(

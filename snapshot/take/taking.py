@@ -39,7 +39,7 @@ from ..cut.stored import (
 from ..under_way.exclusion import Intent, UnderWay, check_exclusion
 from .audit_log import list_operations, record_once
 from .capture import capture, discard
-from .snapshots import pin, taken
+from .snapshots import name_is_taken, pin
 
 REPEAT_MS = 600_000
 """Time after completion in which the same request counts as a retry and returns this snapshot.
@@ -84,7 +84,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
             hint=f"run a program that declares the stages to bring them back; {app}/STAGE is the last moment of one",
         )
     if (written := find_snapshot(store, app, name)) is not None:
-        raise taken(written)
+        raise name_is_taken(written)
     check_not_asked(store, app, name)
     check_exclusion(store, app, Intent.SNAPSHOT)
     migration = min((head.migration for head in _active_heads(store, app).values()), default=0)

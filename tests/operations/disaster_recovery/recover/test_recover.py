@@ -217,7 +217,7 @@ def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> 
     app, target = running(), AgingStore()
     pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
     copy(app, target)
-    cut = replicas.newest_cut(target, app.name)
+    cut = replicas.CUTS.newest(target, app.name)
     assert cut is not None
     app.run(flights(20))
     for stage in ("legs", "aircraft"):

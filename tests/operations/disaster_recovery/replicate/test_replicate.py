@@ -52,7 +52,7 @@ def running() -> FlightsApp:
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
     """The replica is its app, as far as the cut says, and verifies to the last byte."""
-    found = replicas.newest_cut(target, app.name)
+    found = replicas.CUTS.newest(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():
         assert rows_of(target, history.read(target, app.name, stage, version)) == rows_of(
