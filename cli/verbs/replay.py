@@ -44,19 +44,12 @@ def replay(
     from ...client.show.programs import replayed
     from ...operations.debugging.replay.compare import compare
 
-    existing_bundle, written = Path(ref) if ref.endswith(_ZIP) else None, bundle
+    existing_bundle = Path(ref) if ref.endswith(_ZIP) else None
     if existing_bundle is not None and (bundle is not None or key):
         raise Usage(
             f"{existing_bundle} is a bundle, which has its keys already", hint="give a ref, as APP/STAGE@VERSION"
         )
-    if existing_bundle is None and bundle is None and pytest is not None:
-        written = pytest.with_suffix(_ZIP)
-    if written is not None and written.suffix != _ZIP:
-        raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
-    if pytest is not None:
-        from ...operations.debugging.replay.expectation import check_beside
-
-        check_beside(pytest, written or Path(ref))
+    written = _bundle_to_write(ref, bundle, pytest)
     with ExitStack() as until_done:
         with session.progress() as progress:
             progress(STARTING)
@@ -90,6 +83,21 @@ def replay(
         program = None if existing_bundle is not None and code is None else batch.program.app.file
         write_test(pytest, written or Path(ref), program, comparison)
     session.show(replayed(comparison, written, pytest))
+
+
+def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
+    """Return the bundle to write, by default the one beside the test; None for none.
+
+    Raises `Usage` if the bundle has another suffix, and the errors of `check_beside` for the test's path.
+    """
+    written = pytest.with_suffix(_ZIP) if bundle is None and pytest is not None and not ref.endswith(_ZIP) else bundle
+    if written is not None and written.suffix != _ZIP:
+        raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
+    if pytest is not None:
+        from ...operations.debugging.replay.expectation import check_beside
+
+        check_beside(pytest, written or Path(ref))
+    return written
 
 
 @verb(

@@ -215,19 +215,7 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
         yield f"{stage.stage}  {now}  {was}{', retired' if stage.retires else ''}"
         if stage.offsets:
             yield f"  re-reads {windows(stage.offsets)}"
-    for table in done.changes:
-        counts = ((table.removed, "removed"), (table.added, "restored"), (table.changed, "changed back"))
-        yield f"{table.table}: " + (
-            ", ".join(f"{plural(n, 'row')} {verb}" for n, verb in counts if n) or "no row changes"
-        )
-    for sink in plan.sinks:
-        if sink.rows:
-            where = windows(sink.offsets)
-            them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
-            yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
-        if sink.dropped:
-            unpublished = plural(sink.dropped, "unpublished row")
-            yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"
+    yield from _effects(done)
     if plan.others:
         had = " and ".join(plan.others)
         yield f"{had} had the name since then (promotion): rows that it published are not undone either"
@@ -240,6 +228,23 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
     data = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
     data |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
     return data
+
+
+def _effects(done: Rewound) -> Iterator[Block]:
+    """Yield what a rewind changes in each table, and for each sink what was published since."""
+    for table in done.changes:
+        counts = ((table.removed, "removed"), (table.added, "restored"), (table.changed, "changed back"))
+        yield f"{table.table}: " + (
+            ", ".join(f"{plural(n, 'row')} {verb}" for n, verb in counts if n) or "no row changes"
+        )
+    for sink in done.plan.sinks:
+        if sink.rows:
+            where = windows(sink.offsets)
+            them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
+            yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
+        if sink.dropped:
+            unpublished = plural(sink.dropped, "unpublished row")
+            yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"
 
 
 @operation

@@ -141,7 +141,22 @@ def _data(plan: ClonePlan) -> dict[str, object]:
 
 
 def _contents(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
+    yield _stages_of(plan)
+    yield from _copies_of(plan, dry_run)
+    yield from (f"note: {warning}" for warning in plan.still_shown)
+    if on_the_way := sum(flight.rows for flight in plan.in_flight):
+        yield f"{plural(on_the_way, 'in-flight row')} {'to copy' if dry_run else 'copied'}"
+    yield from _sinks_of(plan)
+    if plan.info.ttl_ms:
+        yield f"{_lease(plan.info)}; then `slackwater clone rm --expired` removes it"
+    if not dry_run:
+        yield from _next_steps(plan, flags)
+
+
+def _stages_of(plan: ClonePlan) -> Block:
     origin = plan.info.origin
+    if origin and origin.empty:
+        return f"it begins without state, and reads {', '.join(sorted(set(plan.topics.values())))} from the beginning"
     rows: list[tuple[Cell, ...]] = []
     for stage, version in plan.source.versions.items():
         at = plan.source.stages[stage]
@@ -149,28 +164,28 @@ def _contents(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         read = ((name, read_topic) for name, read_topic in at.inputs.items() if not read_topic.upstream)
         topics = ((plan.topics.get(name, read_topic.topic), read_topic.offsets) for name, read_topic in read)
         rows.append((stage, f"v{version}", instants.iso(at.time_ms), shared, formats.offsets(topics)))
-    if origin and origin.empty:
-        yield f"it begins without state, and reads {', '.join(sorted(set(plan.topics.values())))} from the beginning"
-    else:
-        yield TableBlock.of(("stage", ">version", "committed", ">state shared", "continues at"), rows)
-    masks = origin.masks if origin else {}
+    return TableBlock.of(("stage", ">version", "committed", ">state shared", "continues at"), rows)
+
+
+def _copies_of(plan: ClonePlan, dry_run: bool) -> Iterator[Block]:
+    masks = plan.info.origin.masks if plan.info.origin else {}
     for table, num_bytes in plan.copies.items():
         hidden = [f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_of(place, table)]
         written = f"{size(num_bytes)} to write" if dry_run else f"{size(num_bytes)} written"
         yield f"{table} has its own SSTs: {written}{', without ' + ', '.join(hidden) if hidden else ''}"
-    yield from (f"note: {warning}" for warning in plan.still_shown)
-    if on_the_way := sum(flight.rows for flight in plan.in_flight):
-        yield f"{plural(on_the_way, 'in-flight row')} {'to copy' if dry_run else 'copied'}"
-    publishes = origin.sinks if origin else {}
+
+
+def _sinks_of(plan: ClonePlan) -> Iterator[Block]:
+    publishes = plan.info.origin.sinks if plan.info.origin else {}
     silent = sorted({name for at in plan.source.stages.values() for name in at.sinks} - publishes.keys())
     if publishes:
         yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
     if silent:
         yield f"it does not publish {', '.join(silent)}; to publish: --sink {silent[0]}=TOPIC"
-    if plan.info.ttl_ms:
-        yield f"{_lease(plan.info)}; then `slackwater clone rm --expired` removes it"
-    if dry_run:
-        return
+
+
+def _next_steps(plan: ClonePlan, flags: str) -> Iterator[Block]:
+    origin = plan.info.origin
     if origin and origin.snapshot:
         yield f"{plan.source.app}@{origin.snapshot} keeps the state that the clone shares"
     elif origin and origin.deep:

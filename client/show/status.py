@@ -170,6 +170,12 @@ def _details(app: AppOverview) -> Iterator[Block]:
             for table, figures in tables
         )
         yield TableBlock.of((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
+    yield from _event_times(app)
+    yield ""
+    yield _offsets(app)
+
+
+def _event_times(app: AppOverview) -> Iterator[Block]:
     for stage in app.stages:
         if stage.since:
             yield f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
@@ -179,7 +185,9 @@ def _details(app: AppOverview) -> Iterator[Block]:
             ahead = f"; {plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
             late = f"; {plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
             yield f"{stage.stage}: watermark {watermark}{ahead}{late}"
-    yield ""
+
+
+def _offsets(app: AppOverview) -> Block:
     partitions: list[tuple[Cell, ...]] = []
     for stage in app.stages:
         for source in () if stage.retired else stage.inputs:
@@ -188,7 +196,7 @@ def _details(app: AppOverview) -> Iterator[Block]:
                 offset = at or 0
                 ends, lag = ("?", None) if end is None else (str(end), max(0, end - offset))
                 partitions.append((stage.stage, f"{source.topic}[{partition}]", str(offset), ends, lag))
-    yield TableBlock.of(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
+    return TableBlock.of(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
 
 
 @result

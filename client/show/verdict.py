@@ -117,6 +117,18 @@ def blocks(
     An empty `clone` omits the command that clones.
     """
     keys_file = None if every else out
+    yield from _bounds(outcome)
+    yield ""
+    if explanation is None or explanation.cause.kind != "operation":
+        yield from read(outcome.lineage)
+    if outcome.keys:
+        yield from _keys(outcome.keys, keys_file)
+    if explanation is not None:
+        yield from _cause_blocks(explanation, every=every)
+    yield from _next_steps(outcome, clone)
+
+
+def _bounds(outcome: Verdict) -> Iterator[Block]:
     yield Title(sentence(outcome))
     if outcome.candidates:
         skipped = "only skipped moments are left; `slackwater bisect explain` shows why they were skipped"
@@ -126,23 +138,23 @@ def blocks(
         good = (outcome.good_ref, instants.when(outcome.good_time_ms), outcome.good.ref)
     first_bad = ("first bad", outcome.bad_ref, instants.when(outcome.bad_time_ms), outcome.bad.ref)
     yield TableBlock.of(("", "", "committed", "moment (all stages)"), (("last good", *good), first_bad))
+
+
+def _keys(keys: KeyChanges, file: Path | None) -> Iterator[Block]:
     yield ""
-    if explanation is None or explanation.cause.kind != "operation":
-        yield from read(outcome.lineage)
-    if keys := outcome.keys:
-        yield ""
-        if not keys.named:
-            yield "the query returns no key of this table; keys that this commit changed:"
-        # The query may return keys that turned bad through another row of a join: --json and --out have those.
-        shown = keys.changed() or keys
-        yield changes(shown)
-        if (more := len(shown) - formats.MOST_SHOWN) > 0:
-            where = "--json and --out FILE give all" if keys_file is None else f"all are in {keys_file}"
-            yield f"and {more:,} more; {where}"
-        elif keys_file is not None:
-            yield f"{plural(len(keys), 'key')} in {keys_file}"
-    if explanation is not None:
-        yield from _cause_blocks(explanation, every=every)
+    if not keys.named:
+        yield "the query returns no key of this table; keys that this commit changed:"
+    # The query may return keys that turned bad through another row of a join: --json and --out have those.
+    shown = keys.changed() or keys
+    yield changes(shown)
+    if (more := len(shown) - formats.MOST_SHOWN) > 0:
+        where = "--json and --out FILE give all" if file is None else f"all are in {file}"
+        yield f"and {more:,} more; {where}"
+    elif file is not None:
+        yield f"{plural(len(keys), 'key')} in {file}"
+
+
+def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
     yield ""
     if not outcome.where and outcome.rows.column(0)[0].as_py():
         yield f"at {outcome.bad_ref}: {outcome.rows.column(0)[0]}"
