@@ -7,7 +7,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.replicas import Replica, find
 from ...snapshot.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, notes
+from ...store.versions import apps, codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest
 
@@ -71,10 +71,10 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
     """
     try:
         wanted, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
-        left = notes.add(store, key, wanted, under=lambda each: keys.leaving(each.app))
+        left = codec.add(store, key, wanted, under=lambda each: keys.leaving(each.app))
         if left.root != to:
             raise RecoveredElsewhere(app, store.url, left.root)
-        notes.put(store, keys.replica(app), left)
+        codec.put(store, keys.replica(app), left)
         for stage, head in primary.heads.items():
             if head.retired:
                 continue

@@ -35,7 +35,7 @@ from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
 from ...snapshot.take.capture import read
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, notes
+from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
@@ -267,7 +267,7 @@ def recover(
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
     """Note that the app is being recovered, by whom. Raises `Refused` where somebody else is faster."""
     wanted = Recovery(app, str(ULID()), by, instants.now_ms())
-    found = notes.add(target, keys.recovery(app), wanted, under=lambda each: keys.recovery(each.app))
+    found = codec.add(target, keys.recovery(app), wanted, under=lambda each: keys.recovery(each.app))
     if found != wanted:
         raise Refused(
             f"{app} is being recovered from {target.url} by {found.by} at this moment",
@@ -300,7 +300,7 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
     with clock.step("carry what was on its way"):
         made = steps(target, plan, kafka, number)
     if plan.topics != note.topics:
-        notes.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
+        codec.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
     said = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
     with clock.step("commit"):
         snapshot = plan.replicated.snapshot or f"recovery-{number}"
@@ -330,7 +330,7 @@ def _finish(
     if found.state == "copy":
         topics = plan.topics if plan is not None else known.topics if known is not None else {}
         now = replace(found, state="recovered", topics=dict(topics), by=note.by, time_ms=instants.now_ms())
-        notes.put(target, keys.replica(app), now)
+        codec.put(target, keys.replica(app), now)
     return versions
 
 

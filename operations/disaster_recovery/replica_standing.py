@@ -11,7 +11,7 @@ from ...snapshot.take.audit_log import record_once
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...snapshot.under_way.signs import UnderWay
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, notes
+from ...store.versions import apps, codec, history, keys
 from ..staging.clone_plan import check_roots
 
 
@@ -77,7 +77,7 @@ class Pair:
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
         wanted = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
         key = keys.replica(self.app)
-        if notes.add(self.target, key, wanted, under=lambda each: keys.replica(each.app)) != wanted:
+        if codec.add(self.target, key, wanted, under=lambda each: keys.replica(each.app)) != wanted:
             self.replica()
             return
         apps.try_storage(self.target, key, wanted)

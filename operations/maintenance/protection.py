@@ -9,7 +9,7 @@ from msgspec import Struct
 from ...errors import Protected, Refused
 from ...snapshot.take.audit_log import record_once, why
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, keys, limits, notes
+from ...store.versions import apps, codec, keys, limits
 
 
 class Protection(Struct, frozen=True):
@@ -28,9 +28,9 @@ def find(store: ObjectStore, app: str) -> Protection | None:
 
     One request, and those of `apps.called` where its folder's name is not protected.
     """
-    found = notes.find(store, keys.protected(app), Protection)
+    found = codec.find(store, keys.protected(app), Protection)
     if found is None and (name := apps.name_of(store, app)):
-        found = notes.find(store, keys.protected(name), Protection)
+        found = codec.find(store, keys.protected(name), Protection)
     return found
 
 
@@ -40,7 +40,7 @@ def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection
     Raises `NotFound` where there is no such app, and `Refused` where another one has that name.
     """
     name = _name(store, app)
-    found = notes.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
+    found = codec.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
     record_once(store, app, "protect", "", found.by, since_ms=found.time_ms, message=found.message)
     return found
 

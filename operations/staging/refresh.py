@@ -16,7 +16,7 @@ from ...snapshot.take.audit_log import record_once
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, history, keys, limits, notes
+from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.manifest import AppInfo, Origin
 from ..maintenance.removal import remove_app
 from .clone import clone
@@ -72,7 +72,7 @@ def refresh(
             **how,
         )
 
-    note = notes.find(store, key, Refreshing)
+    note = codec.find(store, key, Refreshing)
     if note is None:
         history.list_stages(store, name)  # says so where it is half removed, or half made
         info = apps.read_app(store, name)
@@ -83,7 +83,7 @@ def refresh(
         plan = made(info, source, dry_run=True, over=True, left=gone.removal.topics)
         if dry_run:
             return plan
-        note = notes.add(store, key, Refreshing(info, by, now_ms, source))
+        note = codec.add(store, key, Refreshing(info, by, now_ms, source))
     elif dry_run:
         raise Refused(f"clone {name!r} is being made anew, by {note.by}", hint="without --dry-run it goes on with that")
     found, half = apps.find_app(store, name), apps.find_cloning(store, name)
@@ -111,7 +111,7 @@ def refresh(
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
     """Return where a clone came from, also while it is being made anew. Raises `NotFound` and `Refused`."""
-    note = notes.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
+    note = codec.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
     return _source(note.before if note is not None else apps.read_app(store, name))
 
 

@@ -10,7 +10,7 @@ from ulid import ULID
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.notes import Notes
+from ...store.versions.codec import Notes
 from ...store.versions.side_tables import rejected_of
 from ..cut.moments import heads_of, stages_of
 from ..cut.stored import notify

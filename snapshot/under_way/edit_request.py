@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits
+from ...store.versions.codec import Notes
 from ...store.versions.manifest import Edit, Manifest
-from ...store.versions.notes import Notes
 
 
 class EditRequest(Struct, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import keys, limits, notes
+from ...store.versions import codec, keys, limits
 from ..cut.stored import notify
 
 RENEW_S = 2.0
@@ -33,13 +33,13 @@ class Hold(Struct, frozen=True):
 
 def find(store: ObjectStore, app: str) -> Hold | None:
     """Return the app's hold, or None. One request."""
-    return notes.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
+    return codec.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
 
 
 def hold(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
     """Write holds. With `tell`, runners are notified to look at once."""
     for app_hold in holds:
-        notes.put(store, keys.hold(app_hold.app), app_hold)
+        codec.put(store, keys.hold(app_hold.app), app_hold)
         if tell:
             notify(store, app_hold.app)
 

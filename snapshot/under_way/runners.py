@@ -15,8 +15,8 @@ from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
+from ...store.versions.codec import Notes
 from ...store.versions.manifest import Manifest
-from ...store.versions.notes import Notes
 
 BEAT_S = 15.0
 """Seconds between two heartbeats of a runner."""
