@@ -21,7 +21,7 @@ from ulid import ULID
 from ..errors import SlackwaterError
 from ..store.objects.protocol import ObjectStore
 from ..store.versions import keys, limits
-from ..store.versions.notes import Notes
+from ..store.versions.codec import Notes
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record, why
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, keys, limits
-from ...store.versions.notes import Notes
+from ...store.versions.codec import Notes
 from ...store.versions.side_tables import columns_of, may_have
 
 ALL = "*"

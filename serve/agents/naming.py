@@ -20,7 +20,7 @@ from ...errors import Forbidden
 from ...snapshot.query.hidden import Names
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.notes import Notes
+from ...store.versions.codec import Notes
 
 _ASKERS = 100
 """Maximum number of callers whose shown names are remembered."""

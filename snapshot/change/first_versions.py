@@ -15,7 +15,7 @@ from ulid import ULID
 
 from ...common import instants
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, limits, notes
+from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.amend import begin
 from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
@@ -178,10 +178,10 @@ def finish_clone(
     missing = [stage for stage in order(cut.stages) if stage not in first_versions]
     if missing:
         key, manifests = keys.channels(info.name), copies.made(missing)
-        carried_channels = None if is_new else notes.find(target, key, _CarriedChannels)
+        carried_channels = None if is_new else codec.find(target, key, _CarriedChannels)
         if carried_channels is None:
             # Another process may be finishing the same clone: the first note wins.
-            carried_channels = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
+            carried_channels = codec.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
         topics = info.origin.topics if info.origin else {}
         ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs_by_name(cut)}
         for stage in missing:

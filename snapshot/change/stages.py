@@ -25,11 +25,11 @@ from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, published
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.codec import Notes
 from ...store.versions.commit import is_retired, without_snapshots
 from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
-from ...store.versions.notes import Notes
 from ...store.versions.side_tables import rejected_of
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ...store.versions import checks, keys, limits
+from ...store.versions.codec import Notes
 from ...store.versions.kinds import KINDS, VersionKind
 from ...store.versions.manifest import Input, Manifest, Output, Sink, Table
-from ...store.versions.notes import Notes
 
 
 class Unread(Struct, frozen=True):

@@ -12,10 +12,10 @@ import xxhash
 from msgspec import Struct
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import checks, keys, limits, notes
+from ...store.versions import checks, codec, keys, limits
 from ...store.versions.checks import Wrong
+from ...store.versions.codec import Notes
 from ...store.versions.manifest import AppInfo
-from ...store.versions.notes import Notes
 from .stored import Captured
 
 ReplicaState = Literal["copy", "recovered", "left"]
@@ -46,7 +46,7 @@ def _(value: Replica) -> Iterator[Wrong]:
 def find(store: ObjectStore, app: str) -> Replica | None:
     """Return the replica state of an app's folder; None if it was never a copy. One request."""
     key = keys.replica(keys.check_name("app", app))
-    return notes.find(store, key, Replica, under=lambda replica: keys.replica(replica.app))
+    return codec.find(store, key, Replica, under=lambda replica: keys.replica(replica.app))
 
 
 def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
@@ -183,4 +183,4 @@ class Recovery(Struct, frozen=True):
 
 def find_recovery(store: ObjectStore, app: str) -> Recovery | None:
     """Return the recovery that was started from a replica, complete or not; None for none. One request."""
-    return notes.find(store, keys.recovery(app), Recovery, under=lambda recovery: keys.recovery(recovery.app))
+    return codec.find(store, keys.recovery(app), Recovery, under=lambda recovery: keys.recovery(recovery.app))

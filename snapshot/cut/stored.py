@@ -13,10 +13,10 @@ from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, forgotten, history, keys, limits, notes
+from ...store.versions import apps, checks, codec, column_types, forgotten, history, keys, limits
 from ...store.versions.checks import Wrong
+from ...store.versions.codec import Notes
 from ...store.versions.forgotten import ForgottenIndex, added
-from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight
 
@@ -47,7 +47,7 @@ REQUESTS = Notes(Request, keys.requests, lambda request: request.id)
 
 def notify(store: ObjectStore, app: str) -> None:
     """Notify the app's runners to look for requests soon. Call it after the request is written."""
-    notes.put(store, keys.notice(app), Notice(str(ULID())))
+    codec.put(store, keys.notice(app), Notice(str(ULID())))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:

@@ -22,9 +22,9 @@ from ...errors import Corruption
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, history
+from ...store.versions.codec import Notes
 from ...store.versions.kinds import VersionKind
 from ...store.versions.manifest import Manifest
-from ...store.versions.notes import Notes
 from ..cut.graph import order
 from ..cut.moments import heads_of, stages_of
 from ..cut.replicas import PREFIX as REPLICA_CUT

@@ -16,7 +16,7 @@ from ...common.validation import nearest
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.notes import Notes
+from ...store.versions.codec import Notes
 
 
 class Operation(Struct, frozen=True):

@@ -18,8 +18,8 @@ from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, notes
+from ...store.versions.codec import Notes
 from ...store.versions.manifest import Edit, Manifest
-from ...store.versions.notes import Notes
 from ..cut.stored import notify
 
 BEAT_S = 15.0

@@ -20,7 +20,7 @@ from ...errors import CommitConflict, Corruption
 from ..objects.protocol import ObjectInfo, ObjectStore
 from ..versions import checks, horizon, keys, limits
 from ..versions.checks import Wrong
-from ..versions.notes import Notes
+from ..versions.codec import Notes
 from . import extents
 from .extents import Extents
 

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from ...errors import Corruption, NotFound, ObjectExists, Refused, Usage
 from ..objects.protocol import ObjectStore, exists
-from . import checks, codec, keys, limits, notes
+from . import checks, codec, keys, limits
+from .codec import Notes
 from .manifest import AppInfo, Promotion
-from .notes import Notes
 
 
 class NameNote(Struct, frozen=True):
@@ -228,13 +228,13 @@ def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:
     """Return an app's identity; None if there is no such app. Raises `Usage` for an invalid name."""
     key = keys.app_info(keys.check_name("app", name))
-    return notes.find(store, key, AppInfo, under=lambda info: keys.app_info(info.name))
+    return codec.find(store, key, AppInfo, under=lambda info: keys.app_info(info.name))
 
 
 def find_cloning(store: ObjectStore, name: str) -> Cloning | None:
     """Return the note of an unfinished clone of that name, or None. Costs one request. Raises `Usage`."""
     key = keys.cloning(keys.check_name("app", name))
-    return notes.find(store, key, Cloning, under=lambda note: keys.cloning(note.info.name))
+    return codec.find(store, key, Cloning, under=lambda note: keys.cloning(note.info.name))
 
 
 def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning | None]:
@@ -249,7 +249,7 @@ def begin_clone(store: ObjectStore, note: Cloning) -> None:
     Raises `Refused` if there is an app or a note of that name, or the storage does not honour conditional puts.
     """
     name, key = note.info.name, keys.cloning(note.info.name)
-    if notes.add(store, key, note, under=lambda existing: keys.cloning(existing.info.name)) != note:
+    if codec.add(store, key, note, under=lambda existing: keys.cloning(existing.info.name)) != note:
         raise Refused(
             f"app {name!r} is being created by another process",
             hint="run it again: if both are the same, it continues what the other began",
@@ -359,7 +359,7 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
         raise Refused(
             f"clone {info.name!r} was removed by another process while it was being created", hint="say it again"
         )
-    stored = notes.add(store, key, info, under=lambda stored: keys.app_info(stored.name))
+    stored = codec.add(store, key, info, under=lambda stored: keys.app_info(stored.name))
     if stored != info or cloned:
         return stored
     try:

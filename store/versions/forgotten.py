@@ -23,10 +23,10 @@ from msgspec.structs import replace
 
 from ...errors import CommitConflict
 from ..objects.protocol import ObjectStore
-from . import checks, keys, limits, notes
+from . import checks, codec, keys, limits
 from .checks import Wrong
+from .codec import Notes
 from .manifest import Manifest, Sst
-from .notes import Notes
 from .side_tables import all_ssts, each_sst
 
 
@@ -242,18 +242,18 @@ class Forgetting(Struct, frozen=True):
 
 def under_way(store: ObjectStore, app: str) -> Forgetting | None:
     """Return the note of a forget in progress in an app, or None. Costs one request."""
-    return notes.find(store, keys.forgetting(app), Forgetting)
+    return codec.find(store, keys.forgetting(app), Forgetting)
 
 
 def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
     """Write the note unless one exists, and return the stored one. Costs one or two requests."""
-    return notes.add(store, keys.forgetting(app), note)
+    return codec.add(store, keys.forgetting(app), note)
 
 
 def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
     """Add objects to the note before they are rewritten, for the report of a resumed forget. Costs two requests."""
     if rewritten and (note := under_way(store, app)) is not None and not rewritten.items() <= note.taken.items():
-        notes.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
+        codec.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
 
 
 def end(store: ObjectStore, app: str) -> None:

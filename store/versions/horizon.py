@@ -23,7 +23,7 @@ from ...common.durations import HOUR_MS
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import checks, keys, limits
-from .notes import Notes
+from .codec import Notes
 
 MIN_AGE_MS = HOUR_MS
 """Age by storage's clock below which a version is never collected."""

@@ -11,8 +11,8 @@ from msgspec import Struct
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import apps, keys, limits
+from .codec import Notes
 from .manifest import Manifest, Sink
-from .notes import Notes
 
 
 class Place(Struct, frozen=True, order=True):

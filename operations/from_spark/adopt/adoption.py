@@ -23,7 +23,7 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import ttl
 from ....store.sst.ttl import BEFORE_ALL_MS
-from ....store.versions import apps, history, keys, notes
+from ....store.versions import apps, codec, history, keys
 from ....store.versions.amend import Amendment, amend, newest
 from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Output, Sst
 from ...maintenance.compact import StageCompactor
@@ -159,7 +159,7 @@ class Adoption:
             apps.begin_clone(store, note)
             return
         check_exclusion(store, app, Intent.ADOPT)
-        notes.add(store, keys.cloning(app), note, under=lambda cloning: keys.cloning(cloning.info.name))
+        codec.add(store, keys.cloning(app), note, under=lambda cloning: keys.cloning(cloning.info.name))
 
     def _resumable(self) -> Manifest | None:
         """Return the last version of an earlier call, if this call would create the same versions."""

@@ -11,7 +11,7 @@ from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.clone_plan import Terms
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.store.objects.open import open_store
-from slackwater.store.versions import apps, keys, notes
+from slackwater.store.versions import apps, codec, keys
 
 from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.operations.staging.promote.test_promote import World
@@ -24,7 +24,7 @@ def world(isolated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """`s` was promoted over `p`, of which `other` is a clone, too; the time of `s` as a clone is over."""
     world = World(Random(1), open_store(str(tmp_path / "store")))
     monkeypatch.setenv("SLACKWATER_KAFKA", world.kafka.properties["bootstrap.servers"])
-    notes.put(world.store, keys.app_info("s"), replace(apps.read_app(world.store, "s"), ttl_ms=1))
+    codec.put(world.store, keys.app_info("s"), replace(apps.read_app(world.store, "s"), ttl_ms=1))
     clone(world.store, "p", "other", channels=KafkaChannels(world.kafka), by="t", terms=Terms(owner="ada"))
     world.start("s")
     world.promote("p", "s", calm=True)

@@ -16,7 +16,7 @@ from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import keys, notes
+from slackwater.store.versions import codec, keys
 
 from tests.operations.from_spark.attach.following import (
     SEEN,
@@ -173,7 +173,7 @@ def test_a_query_is_not_followed_in_a_replica(cache: SstCache) -> None:
     store, checkpoint = MemoryStore(), query()
     batch(checkpoint, 0)
     caught_up(tail(store, cache, checkpoint))
-    notes.put(store, keys.replica("shop"), Replica("shop", "s3://primary", 1))
+    codec.put(store, keys.replica("shop"), Replica("shop", "s3://primary", 1))
     with pytest.raises(Refused, match="is a replica of s3://primary: a run is possible only on the app itself"):
         tail(store, cache, checkpoint).claim()
 
