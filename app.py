@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .common.argument_types import checked_methods
+from .common.arguments import checked_methods
 from .common.durations import parse_ms
 from .pipeline.api import app as declared
 
 if TYPE_CHECKING:
-    from .pipeline.batch.batch_report import BatchReport
+    from .pipeline.listener import BatchReport
 
 
 @checked_methods

@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 from .common.durations import parse_ms
 from .common.validation import nearest
 from .errors import Usage
-from .store.objects.s3.settings import S3Settings, settings_in
-from .store.objects.stats import Prices
+from .store.objects.counting import Prices
+from .store.objects.s3_settings import S3Settings, settings_in
 from .store.versions.keys import check_topic
 
 if TYPE_CHECKING:

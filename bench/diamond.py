@@ -23,7 +23,7 @@ from .support.row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import BatchReport
 
 LONGEST = ("events", "odd", "legs")
 """The stages on a longest path; `odd` and `even` are alike."""
@@ -116,17 +116,19 @@ def _run(bootstrap: str, folder: Path) -> Measured:
 
     store = open_store(str(folder / "store"))
     seconds: dict[str, list[float]] = {"without": [], "with": []}
-    queries: list[StreamingQuery] = []
+    queries: dict[str, StreamingQuery] = {}
     loaded: list[tuple[float, float]] = []
     phase = {"name": "warm up", "taken": 0}
     done = threading.Event()
 
     def conduct() -> None:
-        # The JVM compiles what is hot in its first minute.
-        done.wait(WARM_UP_S)
-        queries.extend(spark.streams.active)
+        # The JVM compiles what is hot in its first minute. A stage may start late on a loaded machine, or end early.
+        warm = time.monotonic() + WARM_UP_S
+        while time.monotonic() < warm and not done.wait(1):
+            queries.update((query.name, query) for query in spark.streams.active)
         for name in cycle(("without", "with")):
             phase["name"] = name
+            queries.update((query.name, query) for query in spark.streams.active)
             if name == "with":
                 loaded.append((time.time(), time.time() + PHASE_S))
             until = time.monotonic() + PHASE_S
@@ -157,7 +159,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
         run(_app(), options, Callbacks(committed=note))
         done.set()
         conductor.join()
-        batches = {query.name: side.batches(query) for query in queries}
+        batches = {name: side.batches(query) for name, query in queries.items()}
     taken = list_snapshots(store, "diamond")
     assert len(taken) >= int(phase["taken"]) - 1
     latencies = [(one.completed_ms - one.created_ms) / 1000 for one in taken]

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from slackwater.snapshot.bisect.predicate import Context, Where
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect
-from slackwater.state.culprit import smallest
+from slackwater.state.failing import smallest
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

@@ -27,9 +27,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from slackwater.store.objects.counting import Reads
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs

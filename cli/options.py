@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..common.parameters import Param, kind_of, param_of, parts_of
+from ..common.arguments import Param, kind_of, param_of, parts_of
 from ..common.validation import program_file
 from ..errors import Usage
 
@@ -97,7 +97,7 @@ TABLE_AT = argument("APP/TABLE[@MOMENT]", "A table, now or at a moment: @-5m, @s
 KEY = argument(
     "KEY",
     "Values of the key columns, in order. \\N is null, bytes are hexadecimal, a struct is JSON. "
-    "Put text that begins with '-' behind --.",
+    "Text that begins with '-' goes behind --.",
 )
 FORGOTTEN_KEY = option("TABLE=KEY", "A key of a table. A key of several columns is a JSON array. May be repeated.")
 CONF = option("KEY=VALUE", "Spark config; highest precedence. May be repeated.")

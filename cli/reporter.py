@@ -17,7 +17,7 @@ from ..pipeline.listener import Listener
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..pipeline.batch.batch_report import BatchReport
+    from ..pipeline.listener import BatchReport
     from ..pipeline.run.stopping import Stop
     from ..snapshot.gc.collect import Collected
     from ..snapshot.status.overview import StageLag
@@ -95,7 +95,7 @@ class Reporter(Listener):
         if stop.now.is_set():
             self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
-        self.note("stopping after the current batch" if self._batches else "stopping: no batch is running")
+        self.note("stopping: finishing the current batch" if self._batches else "stopping: no batch is running")
         self._stop_asked = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from ..client.show.formats import store_flag
 from ..common import instants
-from ..common.parameters import declaration_of, param_of, parameters_of
+from ..common.arguments import declaration_of, param_of, parameters_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
 from .groups import Either, Group, Verb

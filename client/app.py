@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ..common import instants
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import format_ms
 from ..errors import Unavailable, Usage
 from ..operations.erasure.family import KeysAsked
@@ -19,7 +19,6 @@ from ..operations.repair.reset import reset
 from ..operations.repair.rewind import rewind
 from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
-from ..pipeline.messages.stored import StoredFormats
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.change import stages
 from ..snapshot.change.edit import edit, newest_active
@@ -47,6 +46,9 @@ from .failover import AppFailover
 from .show import maintenance, rows
 from .show.shown import Result
 from .when import in_words
+
+if TYPE_CHECKING:
+    from ..pipeline.messages.decode import StoredFormats
 
 _NO_KEY: object = object()
 
@@ -225,7 +227,7 @@ class StoredApp(AppFailover):
             by=client.by,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
-            formats=StoredFormats(),
+            formats=_stored_formats(),
             dry_run=options["dry_run"],
             on_progress=on_progress,
         )
@@ -251,7 +253,7 @@ class StoredApp(AppFailover):
             requested,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
-            formats=StoredFormats(),
+            formats=_stored_formats(),
             deep=options["deep"],
             on_progress=on_progress,
         )
@@ -395,6 +397,13 @@ class StoredApp(AppFailover):
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
+
+
+def _stored_formats() -> "StoredFormats":
+    # Imported late: it loads Spark.
+    from ..pipeline.messages.decode import StoredFormats
+
+    return StoredFormats()
 
 
 def _requested_keys(

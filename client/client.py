@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from ..common.argument_types import checked, checked_methods
+from ..common.arguments import checked, checked_methods
 from ..errors import NotFound
 from ..settings import load
 from ..store.versions.apps import folder_of, in_folder, list_apps, read_app

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..common import instants
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import parse_ms
 from ..errors import Refused, SlackwaterError
 from ..operations.maintenance import protection

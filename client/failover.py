@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..operations.disaster_recovery.drill import drill
 from ..operations.disaster_recovery.recover import recover
 from ..operations.disaster_recovery.recover_plan import FailoverTerms

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..common import instants
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import format_ms
 from ..common.validation import program_file
 from ..errors import NotFound, Refused, Unavailable, Usage
@@ -33,10 +33,10 @@ from ..snapshot.take.taking import SnapshotProgress, ask, asks_nobody, take
 from ..snapshot.under_way import runners
 from ..snapshot.verify.captured import TOPICS_SAY
 from ..snapshot.verify.verify import Report, verify
-from ..store.read.range_reads import at_once
+from ..store.read.fetch import at_once
+from ..store.versions import forgotten
 from ..store.versions import history as history_of
 from ..store.versions.apps import in_folder, read_app
-from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends
 from .declared.questions import (

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..common import instants
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import parse_ms
 from ..common.whole_file import check_folder_name, ending_of
 from ..errors import NotFound, Refused, Usage
@@ -23,14 +23,13 @@ from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.moments import having, later_stages
 from ..snapshot.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
 from ..snapshot.query.columns import TableColumn, columns, get, look_up, parse_keys, select
-from ..store.objects.counting import CountingStore
-from ..store.objects.stats import Reads
+from ..store.objects.counting import CountingStore, Reads
 from ..store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
 from ..store.sst.sorted_runs import touching
-from ..store.versions.forgotten import index as forgotten
+from ..store.versions import forgotten
 from ..store.versions.manifest import Table
 from ..store.versions.side_tables import owner
 from .backends import Backends
@@ -103,7 +102,7 @@ class Moment(Shown):
     @property
     def cut(self) -> Cut:
         """Manifests of the moment, without keys that this process knows to be forgotten."""
-        index = forgotten.peek(self._client.store, self._cut.app)
+        index = forgotten.cached(self._client.store, self._cut.app, at_least=None)
         if index is not self._known:
             self._cut, self._known = as_known(self._client.store, self._cut), index
         return self._cut

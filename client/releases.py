@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of

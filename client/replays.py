@@ -12,9 +12,8 @@ from ..snapshot.bisect.causes import Behind, Cause, absence, guess, operation_of
 from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key
-from ..store.versions import history
+from ..store.versions import forgotten, history
 from ..store.versions.apps import in_folder, read_app
-from ..store.versions.forgotten import index as forgotten
 from ..store.versions.manifest import Manifest
 from .backends import Backends, names_of_stage
 from .declared.questions import CheckOptions
@@ -185,7 +184,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
     app, stage = names_of_stage(ref.partition("@")[0])
     after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
-        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="omit the key")
+        raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")

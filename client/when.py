@@ -3,7 +3,7 @@
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..common.argument_types import checked_methods
+from ..common.arguments import checked_methods
 from ..common.durations import format_ms
 from .declared.questions import DiffOptions, When
 from .show.shown import Shown

@@ -1,8 +1,15 @@
-"""Search for the keys or records for which a user's function fails, in the task where it fails."""
+"""Search for the keys or records for which a user's function fails, in the task where it fails.
+
+Group testing, many groups at a time: adaptive splitting (Dorfman 1943; Hwang 1972) for items that fail by themselves,
+and a binary search for the item that makes a prefix fail, for items that only fail together. A failing group still
+fails when items are added. Delta debugging finds a minimal failing set (Zeller and Hildebrandt, "Simplifying and
+Isolating Failure-Inducing Input", 2002: `ddmin`).
+"""
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -10,8 +17,152 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SlackwaterError
-from .culprit import Items, TooMany, culprits
 from .kinds.kind import Bound, Groups, Merged
+
+Items = npt.NDArray[np.int64]
+"""Item numbers, ascending."""
+
+Item = TypeVar("Item")
+
+Fails = Callable[[Sequence[Items]], Sequence[bool]]
+"""Tests groups of items, each group by itself. Returns for each group whether it fails."""
+
+
+class TooMany(Exception):
+    """More items fail than allowed. `found` has the last item of each group that is known to fail, ascending."""
+
+    def __init__(self, failing: Sequence[int]) -> None:
+        super().__init__(f"at least {len(failing)} items fail")
+        self.found = tuple(sorted(failing))
+
+
+def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
+    """Return the items to leave out so that the remaining ones pass; no returned item can be put back.
+
+    `count` items, numbered from 0 and at least one, fail together. Returns at most `most` numbers, ascending; none if
+    the items pass now. Raises `TooMany` if there are more.
+
+    For p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
+    never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
+    """
+    items = np.arange(count, dtype=np.int64)
+    alone = failing_alone(items, fails, most)
+    remaining = np.setdiff1d(items, alone)
+    together: list[int] = []
+    while remaining.size and fails([remaining])[0]:
+        candidates = remaining
+        at = turning_point(remaining.size, lambda size: fails([candidates[:size]])[0])  # noqa: B023  called at once
+        together.append(int(remaining[at]))
+        remaining = np.delete(remaining, at)
+        if len(alone) + len(together) > most:
+            raise TooMany([*alone, *together])
+    for item in tuple(together):
+        # The items that it failed with may have been left out since.
+        restored = np.sort(np.append(remaining, item))
+        if not fails([restored])[0]:
+            together.remove(item)
+            remaining = restored
+    return tuple(sorted([*alone, *together]))
+
+
+def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
+    """Return the items that fail by themselves, ascending. All failing groups are halved at once.
+
+    Raises `TooMany` if there are more than `most`.
+    """
+    alone: list[int] = []
+    failing = [items]
+    while failing:
+        alone += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(alone) + len(failing) > most:
+            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+    return sorted(alone)
+
+
+def first_turn(
+    count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
+) -> int:
+    """Return the number of an early item that turns a sequence bad; see `turning_point`.
+
+    Works for predicates that are not monotonic. Up to `scan` items, the item returned is the first one. Beyond that, it
+    is no later than the first of the `suspects` (ascending, at least one) at which the sequence is bad. At most `most`
+    suspects are tested.
+    """
+    if count <= scan:
+        return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
+    good, bad = 0, count
+    for suspect in suspects[:most]:
+        if suspect + 1 >= count or is_bad(suspect + 1):
+            bad = min(bad, suspect + 1)
+            break
+        good = suspect + 1
+    if good < bad - 1 and bad < count:
+        if not is_bad(bad - 1):
+            return bad - 1
+        bad -= 1
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+
+
+def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
+    """Return the number of a late item that turns a sequence bad; see `turning_point`.
+
+    Returns the last item if it turns the sequence bad. Tests prefixes that lack the last item, then the last two, four
+    and so on, until a prefix is not bad.
+    """
+    lacking, bad = 1, count
+    while lacking < count and is_bad(count - lacking):
+        bad, lacking = count - lacking, 2 * lacking
+    good = max(count - lacking, 0)
+    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+
+
+def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
+    """Return the number, from 0, of an item that turns a sequence of `count` bad: bad with it, good without.
+
+    `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
+    tested. It is called at most log2(count) times, rounded up. If `is_bad` is not monotonic, any such item may be
+    returned.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if is_bad(middle):
+            bad = middle
+        else:
+            good = middle
+    return good
+
+
+def smallest(
+    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
+) -> tuple[Sequence[Item], bool]:
+    """Return a minimal bad subset of items that are bad together, and whether it is proved minimal (delta debugging).
+
+    `is_bad` tests a subset, in the order of the items. It is called at most `most` times; if that did not suffice,
+    False is returned with the smallest subset so far.
+    """
+    tries, parts = 0, 2
+    while len(items) > 1:
+        size = -(-len(items) // parts)
+        chunks = [items[at : at + size] for at in range(0, len(items), size)]
+        complements = [[item for other in chunks if other is not chunk for item in other] for chunk in chunks]
+        # With two chunks, each is the complement of the other.
+        candidates = [*chunks, *(complements if len(chunks) > 2 else ())]
+        for number, candidate in enumerate(candidates):
+            if tries == most:
+                return items, False
+            tries += 1
+            if is_bad(candidate):
+                items, parts = candidate, 2 if number < len(chunks) else max(len(chunks) - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(items), 2 * parts)
+    return items, True
+
 
 RECORD = "_slackwater_record"
 """Column with the number of the record from which a row was made, a long."""
@@ -135,42 +286,50 @@ def merge_or_tell(
         raise
     except Exception as error:
         why = described(error)
-    ends = np.append(groups.starts, rows.num_rows)
-
-    def rows_of(key: int) -> npt.NDArray[np.int64]:
-        return np.arange(ends[key], ends[key + 1])
-
-    def merge(positions: npt.NDArray[np.int64], chosen: Items) -> None:
-        ids = groups.ids[positions]
-        begins = np.append(True, ids[1:] != ids[:-1])
-        chosen_groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
-        state.merge(
-            rows.take(pa.array(positions)), chosen_groups, keys.take(pa.array(chosen)), old.take(pa.array(chosen))
-        )
-
-    def merge_keys(chosen: Items) -> None:
-        merge(np.concatenate([rows_of(key) for key in chosen]), chosen)
-
+    failed = _FailedMerge(state, rows, groups, keys, old)
     # Empty if the function passes when tried again.
-    failures_by_key = failing(groups.num, one_by_one(merge_keys), most)
+    failures_by_key = failing(groups.num, one_by_one(failed.merge_keys), most)
     if records is None:
         raise StateFailed(StateFailure(why, tuple(hashes[list(failures_by_key)].tolist())))
-    by_record: dict[int, Failure] = {}
-    for key, failure in failures_by_key.items():
-        key_records = records[rows_of(key)]
-        numbers = np.unique(key_records)
-        if len(numbers) == 1:
-            by_record.setdefault(int(numbers[0]), failure)
-        elif len(by_record) <= most:
+    raise StateFailed(StateFailure(why, (), failed.by_record(failures_by_key, records, most)))
 
-            def merge_records(
-                chosen: Items,
-                key: int = key,
-                key_records: npt.NDArray[np.int64] = key_records,
-                numbers: Items = numbers,
-            ) -> None:
-                merge(rows_of(key)[np.isin(key_records, numbers[chosen])], np.array([key]))
 
-            failures = failing(len(numbers), one_by_one(merge_records), most)
-            by_record |= {int(numbers[item]): failure for item, failure in failures.items()}
-    raise StateFailed(StateFailure(why, (), by_record))
+class _FailedMerge:
+    """A merge that failed. Parts of it are tried again; a part that fails raises the error of the user's function."""
+
+    def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
+        self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old
+        self._ends = np.append(groups.starts, rows.num_rows)
+
+    def merge_keys(self, keys: Items) -> None:
+        """Merge all rows of these keys."""
+        self._merge(np.concatenate([self._rows_of(key) for key in keys]), keys)
+
+    def by_record(
+        self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], most: int
+    ) -> dict[int, Failure]:
+        """Return the records that make these keys fail; `records` has the number of each row's record."""
+        by_record: dict[int, Failure] = {}
+        for key, failure in failures_by_key.items():
+            numbers = np.unique(records[self._rows_of(key)])
+            if len(numbers) == 1:
+                by_record.setdefault(int(numbers[0]), failure)
+            elif len(by_record) <= most:
+                merge_records = partial(self._merge_records, key, records, numbers)
+                failures = failing(len(numbers), one_by_one(merge_records), most)
+                by_record |= {int(numbers[item]): failure for item, failure in failures.items()}
+        return by_record
+
+    def _merge_records(self, key: int, records: npt.NDArray[np.int64], numbers: Items, chosen: Items) -> None:
+        positions = self._rows_of(key)
+        self._merge(positions[np.isin(records[positions], numbers[chosen])], np.array([key]))
+
+    def _rows_of(self, key: int) -> npt.NDArray[np.int64]:
+        return np.arange(self._ends[key], self._ends[key + 1])
+
+    def _merge(self, positions: npt.NDArray[np.int64], keys: Items) -> None:
+        ids = self._groups.ids[positions]
+        begins = np.append(True, ids[1:] != ids[:-1])
+        groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
+        taken = pa.array(keys)
+        self._state.merge(self._rows.take(pa.array(positions)), groups, self._keys.take(taken), self._old.take(taken))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..errors import NotFound, Refused
 from ..store.sst import ttl
 from ..store.sst.arrow_types import to_arrow
-from ..store.sst.evolution import default_of, default_text, widens
+from ..store.sst.schema import default_of, default_text, widens
 from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
 from .kinds.kind import Kind, kind_of
 

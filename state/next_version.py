@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ..errors import AnotherTopic
 from ..store.compaction import plan
 from ..store.compaction.plan import Done
-from ..store.objects.stats import Stats
+from ..store.objects.counting import Stats
 from ..store.versions import commit
 from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, Span, Sst
 from . import event_time as progress

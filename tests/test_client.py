@@ -135,7 +135,7 @@ def test_what_is_no_moment_of_the_app_is_refused(app: StoredApp, text: str) -> N
 
 
 def test_a_whole_ref_and_a_stage_beside_it_are_refused(app: StoredApp) -> None:
-    with pytest.raises(sw.errors.Usage, match="leave one out"):
+    with pytest.raises(sw.errors.Usage, match="omit one of them"):
         app.at("flights/carriers@v2", stage="aircraft")
 
 
@@ -378,7 +378,7 @@ def test_bisect_takes_conditions_functions_and_commands(app: StoredApp, tmp_path
     assert found.verdict.flips is not None
     assert [flip.ref for flip in found.verdict.flips.flips] == [found.bad.ref]
     for wrong in ({}, {"where": "FROM carriers", "python": holds}):
-        with pytest.raises(sw.errors.Usage, match="say what is wrong by one of"):
+        with pytest.raises(sw.errors.Usage, match="give exactly one of"):
             app.bisect(**wrong)
 
 

@@ -6,7 +6,7 @@ import pytest
 from slackwater.errors import Usage
 from slackwater.settings import Settings, load
 from slackwater.snapshot.bisect.watcher import Invariant
-from slackwater.store.objects.stats import Prices
+from slackwater.store.objects.counting import Prices
 
 
 def write_toml(folder: Path, text: str) -> None:

@@ -26,7 +26,7 @@ _OTHERS = 120
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """What an idle stage of each kind costs a month."""
-    from slackwater.store.objects.stats import Prices, Stats, monthly_cost
+    from slackwater.store.objects.counting import Prices, Stats, monthly_cost
 
     idle_s = 30.0 if quick else IDLE_S
     words = ("run", bootstrap, folder, "bench-idle", idle_s)
@@ -50,8 +50,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, dict[str, int]]:
     import slackwater as sw
-    from slackwater.pipeline.batch.batch_report import BatchReport
-    from slackwater.pipeline.listener import Callbacks
+    from slackwater.pipeline.listener import BatchReport, Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested

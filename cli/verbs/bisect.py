@@ -63,13 +63,12 @@ def bisect(
 ) -> None:
     """Find the first bad commit, and the input record behind it.
 
-    Give a query, a condition, a function or a command that tells a bad moment from a good one. A binary search over
-    the commits of all stages, in the order of `log`, finds the last good and the first bad moment, the offsets read
-    between them, and the keys that turned bad. Moments where the predicate fails are skipped; if that leaves several
-    commits, all are listed (exit code 2).
+    Give a predicate: a query, a condition, a function or a command. A binary search over the commits of all stages
+    finds the last good and the first bad moment, the offsets read between them, and the keys that turned bad. Moments
+    where the predicate fails are skipped; if that leaves several commits, all are listed (exit code 2).
 
-    Then the batch is replayed on a local Spark to find the cause: one or several records, a new program, time, a
-    watermark, a missing or duplicate record, or an operation.
+    Then replays the batch on a local Spark to find the cause: records, a new program, time, a watermark, a missing or
+    duplicate record, or an operation.
     """
     from ...client.searches import Reports, start_search, with_folders
     from ...client.show import values

@@ -55,8 +55,8 @@ def clone(
 def list_(session: Session, source: str = argument("[SRC]", "Only clones of this app. Default: all.", "")) -> None:
     """List clones with owner, purpose, expiry and the storage they keep.
 
-    Covers the store root, and clones of its apps under other roots. `keeps alone` are the bytes that the source keeps
-    only for this clone, once retention has removed its history.
+    Covers the store root, and clones of its apps under other roots. `keeps alone`: bytes that the source keeps only for
+    this clone after gc.
     """
     session.show(session.client.clones(source))
 
@@ -94,8 +94,8 @@ def rm(
 ) -> None:
     """Remove a clone, or all expired clones.
 
-    Like app rm, but refuses apps that are no clones, and promoted clones. Releases what the source kept for it. With
-    --expired, clones that are running, protected or cloned stay (exit code 1); --fence stops a runner.
+    Like app rm, but refuses promoted clones and other apps. Releases what the source kept for it. With --expired,
+    clones that are running, protected or cloned stay (exit code 1); --fence stops a runner.
     """
     if bool(name) == expired:
         raise Usage("clone rm takes the name of a clone, or --expired", hint="slackwater clone list shows the clones")

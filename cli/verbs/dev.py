@@ -42,7 +42,7 @@ def up(
 ) -> None:
     """Start Kafka and S3 for development and print the environment to use them.
 
-    Servers that already run are left alone. Needs Java 17, and Maven for the download at the first start.
+    Keeps running servers. Needs Java 17, and Maven at the first start.
     """
     from ...pipeline.dev.servers import DevServers
 

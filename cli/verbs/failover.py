@@ -44,9 +44,8 @@ def replicate(
 ) -> None:
     """Replicate an app to another store root, continuously.
 
-    Copies each version once it is committed, each object once. A replica is consistent at any time, and can be
-    queried, verified, compared and cloned. With --kafka, it also keeps in-flight records. gc and forget reach it with
-    the next round. Several replicators may run; each is resumable.
+    A replica is consistent at any time, and can be queried, verified, compared and cloned. With --kafka, it also keeps
+    in-flight records. gc and forget reach it with the next round. Several replicators may run; each is resumable.
     """
     from ...client.show.failover import round_data, round_line
 

@@ -127,8 +127,8 @@ def rescale(
 ) -> None:
     """Change the number of state partitions of a stage's table.
 
-    That is the number of parallel tasks on its state. One commit, whatever the table's size: no state is copied.
-    Fences a running stage; start it again, with the same program. Earlier moments and clones are unaffected.
+    One commit, whatever the table's size: no state is copied. Fences a running stage; start it again, with the same
+    program. Earlier moments and clones are unaffected.
     """
     app, name = session.stage(stage)
     session.show(app.rescale(name, partitions, dry_run=dry_run))
@@ -138,9 +138,9 @@ def rescale(
 def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOptions]) -> None:
     """Drop a stage that was removed from the program.
 
-    Until then, snapshots wait for it and gc keeps what it has not read. Afterwards snapshots, clones, verify and the
-    lag ignore it. Its history and table stay: APP/STAGE is its last state. A program that declares it again brings it
-    back where it stopped. Retire receivers before senders.
+    Afterwards snapshots, clones, verify and the lag ignore it, and gc deletes what it has not read. Its history and
+    table stay: APP/STAGE is its last state. A program that declares it again brings it back where it stopped. Retire
+    receivers before senders.
     """
     app, name = session.stage(stage)
     session.show(app.retire(name, **options))
@@ -246,7 +246,7 @@ def protect(
     """Require the app's name to confirm destructive commands.
 
     These are rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh. A terminal asks for the
-    name, scripts pass --yes-really APP. The name is protected: after a promotion, the new app is.
+    name, scripts pass --yes-really APP. After a promotion, the new app is protected.
     """
     app = session.app(app_name)
     session.show(app.unprotect(yes_really=yes_really) if off else app.protect())
@@ -269,9 +269,9 @@ def archive(
 ) -> None:
     """Show the input archives of an app, and fill them from Kafka.
 
-    With input = "30d" under [retention] in slackwater.toml, a run archives what it reads as Parquet. Replays, bisects
-    and trials read there what Kafka has deleted; a query reads it as input('TOPIC'). --from adds what the app read
-    before the archive was turned on. Resumable.
+    With input = "30d" under [retention] in slackwater.toml, a run archives what it reads as Parquet, for replays,
+    bisects, trials and input('TOPIC') of a query. --from adds what the app read before the archive was turned on.
+    Resumable.
     """
     with session.progress() as progress:
         result = session.app(app_name).archive(start or None, dry_run=dry_run, on_progress=progress)

@@ -71,9 +71,9 @@ def run(
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
-    Prints a line per commit on stdout and progress on stderr. Ctrl-C or SIGTERM stops the app and exits with 0: the
-    current batch is finished, or discarded after some seconds; a second Ctrl-C discards it at once. A second runner of
-    a stage takes it over: the first is fenced and exits.
+    Prints a line per commit on stdout, progress on stderr. Ctrl-C or SIGTERM stops the app with exit code 0; the
+    current batch gets some seconds to finish, a second Ctrl-C discards it. A second runner of a stage takes it over:
+    the first is fenced and exits.
     """
     by_settings = session.settings.run_options()  # raises early if a setting is missing
     from ...pipeline.run.options import gc_every_ms
@@ -100,8 +100,7 @@ def run(
 
         listener: Listener = reporter
         if metrics is not None:
-            from ...pipeline.run.health import Health
-            from ...pipeline.run.metrics import Metrics
+            from ...pipeline.run.monitoring import Health, Metrics
 
             observed = Metrics(Health(hung_after / 1_000))
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
@@ -147,10 +146,10 @@ def attach(
 ) -> None:
     """Follow a Spark query by its checkpoint: one version per batch.
 
-    The query keeps running unchanged, and nothing is written to its checkpoint. Its state becomes an app that you can
-    query at any moment, diff, bisect, watch and export. The history begins with the oldest batch that the checkpoint
-    can still restore; batches that were cleaned up before they were read become one version. Resumable. Runs until
-    Ctrl-C or SIGTERM; a second attach replaces the first.
+    The query keeps running unchanged; its checkpoint is only read. Its state becomes an app that you can query, diff,
+    bisect, watch and export. The history begins with the oldest batch that the checkpoint can restore; batches that
+    were cleaned up unread become one version. Runs until Ctrl-C or SIGTERM; resumable. A second attach replaces the
+    first.
     """
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
@@ -217,9 +216,9 @@ def adopt(
 ) -> None:
     """Make a stage of a stopped Spark query, with its state and offsets.
 
-    Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark
-    reads. `slackwater run PROGRAM` then continues at the next offset. Atomic, and resumable after an interruption.
-    Columns that do not fit the declared table are listed and nothing is written. The checkpoint is not changed.
+    Each batch that the checkpoint still has becomes a version of the stage; the last is compared with what Spark reads.
+    `slackwater run PROGRAM` then continues at the next offset. Atomic and resumable; the checkpoint is only read. If
+    columns do not fit the declared table, they are listed and nothing is written.
 
     --shadow compares the program with the running query instead, and exits with 1 if rows differ.
     """
@@ -330,9 +329,9 @@ def migrate(
 ) -> None:
     """Continue an app with a changed program on its stored state.
 
-    Shows the changes table by table, takes a snapshot, and commits one version per stage, atomically. Metadata-only:
-    incompatible changes are refused. Fences a runner of the old program. New columns are computed from new records on;
-    to compute them over the past, use `slackwater clone --empty`, run and promote.
+    Shows the changes, takes a snapshot, and commits one version per stage, atomically. Metadata-only; incompatible
+    changes are refused. Fences a runner of the old program. New columns are computed from new records on; for the past,
+    use `slackwater clone --empty`, run and promote.
     """
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})

@@ -39,9 +39,9 @@ def query(
 ) -> None:
     """Query the tables with DuckDB SQL, now or at any earlier moment.
 
-    A table has the name of its stage. TABLE AT 'MOMENT' is that table at another moment, versions('TABLE', 'FROM',
-    'TO', 'STEP') its rows at each version in a time range, inflight('NAME') the in-flight records of a repartition
-    topic. Without SQL, lists the tables and columns.
+    Tables are named like stages. TABLE AT 'MOMENT' is a table at another moment, versions('TABLE', 'FROM', 'TO',
+    'STEP') its rows at each version in a time range, inflight('NAME') the in-flight records of a repartition topic.
+    Without SQL, lists tables and columns.
     """
     if ui:
         if sql is not None or out is not None:
@@ -167,9 +167,9 @@ def export(
 ) -> None:
     """Write a moment to a folder of Parquet, or its tables to a file.
 
-    A folder holds the whole app: tables, in-flight records, offsets, and a document that describes each file. DuckDB,
-    pandas and Spark read it without slackwater. A DuckDB file holds all tables, a .csv, .parquet or .json file the one
-    of APP/TABLE or --table. Output appears whole or not at all. A folder's name has no extension, or ends in a slash.
+    A folder holds the whole app: tables, in-flight records, offsets, and a document that describes each file. A DuckDB
+    file holds all tables, a .csv, .parquet or .json file the one of APP/TABLE or --table. Output appears whole or not
+    at all. A folder's name has no extension, or ends in a slash.
 
     --iceberg copies no rows: Iceberg metadata points at the SSTs, and a snapshot of the app keeps them.
     """

@@ -52,9 +52,9 @@ def serve(
 ) -> None:
     """Serve the apps of the store over HTTP.
 
-    Clients on this machine need no token; others do. Read-only unless a token grants more. Serves rows by key, SQL,
-    the log, diffs, histories, snapshots and commits, at any moment; each answer says how fresh it is. /openapi.json
-    describes the API. Instances are stateless: run any number over one store.
+    Clients on other machines need a token. Read-only unless a token grants more. Serves rows by key, SQL, the log,
+    diffs, histories, snapshots and commits, at any moment. /openapi.json describes the API. Instances are stateless:
+    run any number over one store.
     """
     if values and not mcp:
         raise Usage("--values applies to agents, and none are served", hint="add --mcp")

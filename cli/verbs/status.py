@@ -84,9 +84,8 @@ def log(
 ) -> None:
     """Show the commits of an app, newest first.
 
-    Each with its rows, the offsets it read (from the first up to, not including, the second), its snapshots, and
-    whether it can be restored. If Kafka is known, also whether Kafka or the input archive still holds its input, so
-    that it can be replayed.
+    Each with its rows, the offsets it read (end exclusive), its snapshots, and whether it can be restored; if Kafka is
+    known, also whether it can be replayed from Kafka or the input archive.
     """
     from ...client.show import history
 
@@ -117,8 +116,7 @@ def history(
 ) -> None:
     """Show each change of one key's row, newest first.
 
-    With the version that made it, the offsets that version read, and the values before and after. Rows that expired
-    are included.
+    With its version, the offsets that the version read, and the values before and after. Includes expiry.
     """
     from ...client.replays import records_behind
     from ...client.show.history import key_history as shown
@@ -195,8 +193,8 @@ def verify(
 ) -> None:
     """Verify that a moment is consistent, complete and undamaged.
 
-    Checks that every record sent between stages is consumed or in flight, that versions follow each other, and that
-    every object is present. Read-only. Exits with 1 at any difference.
+    Checks that records between stages are consumed or in flight, versions follow each other, and objects are present.
+    Read-only. Exits with 1 at any difference.
 
     --forgotten checks instead that no object of the app and its clones, at any version, holds the given keys. Also
     exits with 1 for records that cannot be decoded.

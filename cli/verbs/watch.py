@@ -35,9 +35,9 @@ def watch(
 ) -> None:
     """Evaluate the invariants of slackwater.toml continuously.
 
-    The newest moment at which all invariants hold is tagged `APP@last-good`, which gc keeps. When an invariant begins
-    to fail, prints its rows, bisects for the commit that broke it, writes a report, and calls its on_failure. Runs
-    until Ctrl-C or SIGTERM.
+    Tags the newest moment at which all invariants hold as `APP@last-good`, which gc keeps. When an invariant begins to
+    fail, prints its rows, bisects for the commit that broke it, writes a report, and calls its on_failure. Runs until
+    Ctrl-C or SIGTERM.
     """
     from ...client.searches import WatchedApp
     from ...pipeline.run.stopping import stop_signals

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from ...common.parameters import Param
+from ...common.arguments import Param
 from .questions import VerifyOptions, When
 
 Names = Mapping[str, str] | None
@@ -25,9 +25,9 @@ class GuardedOptions(TypedDict, total=False):
 class RewindOptions(GuardedOptions, total=False):
     """Roll an app back to an earlier moment.
 
-    Rolls tables, offsets and in-flight records of all stages back atomically, as new versions. History is kept, and
-    the undone state gets a snapshot, so you can rewind the rewind. The next run reads on from there. Rows that sinks
-    published since are not withdrawn and are published again; --dry-run shows them.
+    Rolls tables, offsets and in-flight records of all stages back atomically, as new versions; the next run continues
+    there. The undone state gets a snapshot, so you can rewind the rewind. Rows that sinks published since are not
+    withdrawn and are published again; --dry-run shows them.
     """
 
     before_deploy: Annotated[bool, Param("Roll back to the moment before the current program was deployed.")]
@@ -38,8 +38,8 @@ class RewindOptions(GuardedOptions, total=False):
 class ResetOptions(GuardedOptions, total=False):
     """Move an app's offsets, like kafka-consumer-groups --reset-offsets.
 
-    Commits a new version per stage; the next run reads on from there. Tables are not rolled back: re-read records are
-    counted again, skipped ones are lost; --dry-run shows how many. To roll the tables back as well, use rewind.
+    Commits a new version per stage; the next run continues there. Tables are not rolled back (use rewind): re-read
+    records are counted again, skipped ones are lost; --dry-run shows how many.
     """
 
     all_topics: Annotated[bool, Param("All topics that the app reads, except its own repartition topics.")]
@@ -58,8 +58,8 @@ class PromoteOptions(GuardedOptions, total=False):
     """Blue/green cut-over: give a clone the app's name and sinks.
 
     Waits until both apps reach the same offsets, and holds them there for a moment. The old app publishes what comes
-    before these offsets, the clone what comes after, so a read_committed consumer sees each row once. The old app
-    becomes `APP~1` and stops. Safe to re-run after an interruption.
+    before, the clone what comes after: a read_committed consumer sees each row once. The old app becomes `APP~1` and
+    stops.
     """
 
     back: Annotated[bool, Param("Give the name back to the app that had it before.")]
@@ -72,9 +72,8 @@ class PromoteOptions(GuardedOptions, total=False):
 class EditOptions(GuardedOptions, total=False):
     """Change rows of a table by hand.
 
-    The change is a version of its own, shown by log, history and bisect. If the app is running, its runner applies the
-    edit between two batches; otherwise this command does. Nothing is sent downstream. Safe to re-run after an
-    interruption; applied once.
+    The change is a version of its own. If the app is running, its runner applies the edit between two batches;
+    otherwise this command does. Nothing is sent downstream. Re-runs apply it once.
     """
 
     timeout_s: Annotated[
@@ -106,9 +105,8 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
     """Delete keys from everything that an app has stored (GDPR erasure).
 
     Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
-    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field that leads
-    to the key equals it. The app may be running. --dry-run lists what would be deleted, by topic and field, and what
-    is out of reach. Safe to re-run after an interruption.
+    objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field that leads to
+    the key equals it. The app may be running. --dry-run lists what would be deleted, and what is out of reach.
     """
 
 
@@ -130,9 +128,9 @@ class CompactOptions(TypedDict, total=False):
 class RetentionOptions(TypedDict, total=False):
     """Delete expired versions and unreferenced objects.
 
-    [retention] in slackwater.toml has the rules; an option here overrides the rule of its name. Each rule keeps
-    something, and what no rule keeps is deleted. Without any rule, all history is kept. Snapshots, clones, and what a
-    stage has not read yet are always kept. The app may be running.
+    [retention] in slackwater.toml has the rules; an option overrides the rule of its name. What no rule keeps is
+    deleted; without rules, all history is kept. Snapshots, clones, and what a stage has not read yet are always kept.
+    The app may be running.
     """
 
     all_ms: Annotated[int | None, Param("Keep every version younger than this.")]
@@ -157,8 +155,8 @@ class RemoveCloneOptions(ExpiredOptions, GuardedOptions, total=False):
 class RemoveOptions(RemoveCloneOptions, total=False):
     """Remove an app: tables, history and snapshots.
 
-    This cannot be undone. Refused while a clone uses its files. Your own topics are never touched. Safe to re-run
-    after an interruption; the name is free afterwards.
+    This cannot be undone. Refused while a clone uses its files. Your own topics are never touched. The name is free
+    afterwards.
     """
 
     force: Annotated[bool, Param("Remove it even if clones use its files; this damages them.")]
@@ -168,7 +166,7 @@ class RefreshOptions(GuardedOptions, total=False):
     """Recreate a clone from the newest moment of its source.
 
     Keeps the name, topics, sinks, masks, owner, purpose and time to live, which starts again. What the clone has done
-    is lost. Safe to re-run after an interruption.
+    is lost.
     """
 
     fence: Fence
@@ -177,10 +175,9 @@ class RefreshOptions(GuardedOptions, total=False):
 class CloneOptions(TypedDict, total=False):
     """Make a new app from a moment of another app.
 
-    The clone has the state, the offsets and the in-flight records of that moment. No state is copied: it shares the
-    source's SSTs, which a snapshot keeps. It has its own repartition topics, never writes to the source, and publishes
-    nothing unless --sink is given. If interrupted, re-run the command; the clone is invisible until complete. --store
-    is the source's root, --to the clone's.
+    The clone has the state, the offsets and the in-flight records of that moment. It shares the source's SSTs, which a
+    snapshot keeps. It has its own repartition topics, never writes to the source, and publishes nothing without --sink.
+    The clone is invisible until complete. --store is the source's root.
     """
 
     topics: Annotated[
@@ -240,7 +237,7 @@ class TrialOptions(MigrateOptions, total=False):
     """Run a changed program over past input and show what differs.
 
     Clones the app at --from, migrates the clone if needed, replays the app's input up to --to, compares, and deletes
-    the clone. Production is only read, and nothing is published. Exits with 1 if rows of tables or sinks differ.
+    the clone. The app is only read, and nothing is published. Exits with 1 if rows differ.
     """
 
     allow: Annotated[
@@ -254,10 +251,9 @@ class TrialOptions(MigrateOptions, total=False):
 class FailoverOptions(TypedDict, total=False):
     """Fail over to a replica: make it a runnable app in its own store.
 
-    Fences the app in its original store if reachable, and first copies what was committed there since. Carries
+    If the original store is reachable, copies what was committed there since, and fences the app there. Carries
     in-flight records into topics of this Kafka, and continues topics where the app stood; in a mirror, by the last
-    records that it had read. Shows what is lost. Safe to re-run after an interruption; the app cannot run before it is
-    complete.
+    records that it had read. Shows what is lost. The app cannot run before it is complete.
     """
 
     mirror: Annotated[
@@ -295,9 +291,8 @@ class TokenOptions(TypedDict, total=False):
 class InitOptions(TypedDict, total=False):
     """Begin a stage's table with rows from elsewhere, as version 1.
 
-    The rows need exactly the columns that the program declares, and one row per key. Atomic, and safe to re-run after
-    an interruption. The first `slackwater run` continues from there. Other stages begin empty, at these offsets or
-    where the program says.
+    The rows need exactly the columns that the program declares, and one row per key. Atomic. The first `slackwater run`
+    continues from there. Other stages begin empty, at these offsets or where the program says.
     """
 
     sql: Annotated[str, Param("A DuckDB query that returns the rows, instead of FILE.", "SQL")]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Annotated, Literal, TypedDict
 
-from ...common.parameters import Param
+from ...common.arguments import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
@@ -35,9 +35,9 @@ class MomentOptions(TypedDict, total=False):
 class DiffOptions(TypedDict, total=False):
     """Show the rows that differ between two moments.
 
-    For each table: the rows that B added, removed or changed, values on both sides, and how far each column agrees.
-    The cost is proportional to what changed. Refs of a table, as APP/TABLE@-5m, compare only that table. Exits with 1
-    if anything differs.
+    Shows rows that B added, removed or changed, with values on both sides, and how far each column agrees. The cost is
+    proportional to what changed. Refs of a table, as APP/TABLE@-5m, compare only that table. Exits with 1 if anything
+    differs.
     """
 
     table: Annotated[str, Param("Only this table. Default: all.", "NAME", limits=_NAME_OR_NONE)]
@@ -99,9 +99,9 @@ class VerifyOptions(TypedDict, total=False):
 class RejectedOptions(TypedDict, total=False):
     """Show rejected records, each with its error, newest first.
 
-    They made a batch fail, and are stored in the table STAGE_rejected, with payload, headers and stack trace. --retry
-    puts the waiting records through the program: by the runner between two batches, or by the next run. Records that
-    pass are marked as retried in the same commit; the others stay.
+    The table STAGE_rejected has them, with payload, headers and stack trace. With --retry, the runner processes the
+    waiting records between two batches, or the next run does. Records that pass are marked as retried in the same
+    commit; the others stay.
     """
 
     stage: Annotated[str, Param("Only records of this stage. Default: all.", "STAGE", limits=_NAME_OR_NONE)]
@@ -120,9 +120,9 @@ class OperationsOptions(TypedDict, total=False):
 class CheckOptions(TypedDict, total=False):
     """Check that a program is deterministic.
 
-    Replays past versions on a local Spark in ways that must not matter: at another time, with records in another order
-    where none is promised, in more batches, on other partitions. Names what differs and the likely cause, and exits
-    with 1. Nondeterminism shows up as false differences in diff and trial. The app is not touched.
+    Replays past versions on a local Spark at another time, with records in another order where none is promised, in
+    more batches, and on other partitions. Names differences and likely causes, and exits with 1. Nondeterminism causes
+    false differences in diff and trial. The app is not touched.
     """
 
     stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]

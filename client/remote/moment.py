@@ -10,14 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from ...common import instants
-from ...common.argument_types import checked_methods
-from ...common.learned import learned
+from ...common.arguments import checked_methods
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned
 from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
+from ...store.versions.codec import learned
 from ..declared.questions import DiffOptions, VerifyOptions
 from ..moment import Moment, Tables
 from ..results import Difference, Verification

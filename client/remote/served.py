@@ -7,8 +7,7 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from ...common.argument_types import checked_methods
-from ...common.learned import learned
+from ...common.arguments import checked_methods
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.cut.stored import Snapshot
@@ -17,8 +16,9 @@ from ...snapshot.query.log import LogEntry
 from ...snapshot.query.timeline import CommitPoint, Mark, ThinnedLine
 from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
-from ...store.objects.stats import Reads
+from ...store.objects.counting import Reads
 from ...store.sst.arrow_types import to_arrow
+from ...store.versions.codec import learned
 from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from ..results import KeyHistory, Log
 from ..show import history

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...common.learned import learned
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.moments import ColumnMatch, TableDiff
 from ...snapshot.query.columns import TableColumn, value_of_json
 from ...snapshot.query.key_text import text_of_key
 from ...store.sst.arrow_types import to_arrow
+from ...store.versions.codec import learned
 
 
 def text(key: object) -> str:

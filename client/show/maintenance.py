@@ -20,7 +20,7 @@ from ...snapshot.gc.archives import ArchiveCollected
 from ...snapshot.gc.collect import Collected, Explanation
 from ...snapshot.status.overview import ArchiveStatus
 from ...snapshot.take.taking import ask_whether_gone
-from ...store.versions.forgotten.under_way import Forgetting
+from ...store.versions.forgotten import Forgetting
 from ...store.versions.manifest import Manifest
 from . import values
 from .document import Block, Name, NextCommand, Remark, TableBlock, Title

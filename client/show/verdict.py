@@ -341,7 +341,7 @@ def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
         return verdict.keys.flat(), ""
-    return None, "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
+    return None, "no key is certain" if verdict.candidates else f"{verdict.stage} has no table, so no key turned bad"
 
 
 def records_data(records: pa.Table) -> list[dict[str, object]]:

@@ -1,1 +1,1 @@
-"""Batches run again: replays, the record behind a change, causes of a bad commit, whether a program is a function."""
+"""Replays of past batches: the record that caused a change, other causes of a bad commit, and determinism checks."""

@@ -1,1 +1,1 @@
-"""An app copied to another store, cut by cut, and its recovery from there: offsets, fences, losses, drills."""
+"""Replication of an app to another store, and recovery from the replica: offsets, fencing, losses, drills."""

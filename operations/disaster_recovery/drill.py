@@ -1,8 +1,8 @@
-"""`slackwater recover --drill`: all that a recovery does, as a clone that goes again; and what that proves.
+"""`slackwater recover --drill`: all steps of a recovery, carried out on a clone.
 
-Nothing of the app, of its replica's cut or of its topics is touched: the clone has a name, versions and channels of its
-own, and shares the SSTs of the replica. What it is made of is compared with the app itself, as far as that can be
-reached, and read again to the last byte.
+The app, the replica's cut and their topics are not touched: the clone has a name, versions and channels of its own, and
+shares the SSTs of the replica. A drill compares the replica's tables with those of the app, as far as the app's store
+can be reached, and reads them to the last byte.
 """
 
 import time
@@ -38,7 +38,7 @@ class TableProof:
     table: str
     version: int
     rows: int
-    """Stored, older rows of a key among them."""
+    """Stored rows, older rows of a key included."""
     ssts: int
     bytes: int
     checksums: str
@@ -47,38 +47,38 @@ class TableProof:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """What a drill found."""
+    """The result of a drill."""
 
     app: str
     root: str
     plan: RecoveryPlan
     clone: str
     kept: bool
-    """Whether the clone is still there."""
+    """True if the clone was not removed."""
     not_compared: str
-    """Why the app itself was not compared with; empty where it was."""
+    """Why the replica was not compared with the app; empty if it was."""
     tables: tuple[TableProof, ...]
     replica: Report
     """The replica's cut, read again."""
     recovered: Report
-    """What would run."""
+    """The check of the clone, which holds the state that a recovery would run."""
     versions: Mapping[str, int]
     steps: tuple[tuple[str, int], ...]
-    """What took how long, in milliseconds."""
+    """Duration of each step in milliseconds."""
 
     @property
     def passed(self) -> bool:
-        """Whether the app could go on from the replica, and is what it was."""
-        same = all(each.checksums != "different" for each in self.tables)
+        """True if the app could continue from the replica and the replica equals the app."""
+        same = all(table.checksums != "different" for table in self.tables)
         return same and self.replica.consistent and self.recovered.consistent and not self.plan.replicated.lacks
 
     @property
     def ready_ms(self) -> int:
-        """How long it took until the app could have been started."""
+        """Milliseconds until the app could have been started."""
         return sum(ms for name, ms in self.steps if name not in _AFTER)
 
 
-_AFTER = ("compare with the app", "read the replica again", "read what would run again", "remove the clone")
+_AFTER = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
 """Steps of a drill that a recovery does not have."""
 
 
@@ -92,51 +92,51 @@ def drill(
     by: str,
     keep: bool = False,
     outside: Callable[[Removal], None] = lambda _removal: None,
-    doing: Callable[[str], None] = lambda _what: None,
+    doing: Callable[[str], None] = lambda _step: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Drill:
-    """Try whether an app can be recovered. Arguments as of `recover`.
+    """Check that an app can be recovered, by recovering it as a clone. Arguments are those of `recover`.
 
-    `outside` removes the clone's topics, and `pause` waits so many seconds for the removal. With `keep` the clone
-    stays. Raises as `recover` where the app could not be recovered.
+    `outside` removes the clone's topics, and `pause` sleeps for a number of seconds during that removal. With `keep`
+    the clone stays. Raises the errors of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", Clock()
     for attempt in range(_ATTEMPTS):
-        found, _ = find_replica(target, app)
-        if found.state != "copy":
+        replica_info, _ = find_replica(target, app)
+        if replica_info.state != "copy":
             raise Refused(
-                f"{app} under {target.url} was recovered: there is no replica to drill with",
+                f"{app} under {target.url} was recovered: it is no longer a replica, so there is nothing to drill",
                 hint=f"replicate it to another root: slackwater replicate {app} --store {target.url} --to ROOT",
             )
-        old = primary(found.root) if primary is not None else None
-        doing(f"looking at {found.root}")
-        with clock.step("look at where it runs"):
-            there = look(old, found.root, app, found.created_ms, target.url)
-        there.check_not_left(app, target.url)
+        old = primary(replica_info.root) if primary is not None else None
+        doing(f"looking at {replica_info.root}")
+        with clock.step("inspect the app's store"):
+            observed = look(old, replica_info.root, app, replica_info.created_ms, target.url)
+        observed.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
-            plan = make_plan(target, app, kafka, there, terms)
+            plan = make_plan(target, app, kafka, observed, terms)
         doing(f"making {name}")
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
             start, channels = resolve(target, ref, now_ms=0), cast("Topics", _Proved(kafka))
             scratch = ScratchClone(target, ref, start, name, clone_terms, channels, by, outside, partial(pause, 1.0))
             scratch.drop()
-            with clock.step("make it ready to run"):
+            with clock.step("prepare the run"):
                 scratch.make(noted=False)
             break
-        except NotFound:  # a new cut took the place of that one meanwhile
+        except NotFound:  # replication has replaced the cut meanwhile
             if attempt == _ATTEMPTS - 1:
                 raise
             clock.took.clear()
     try:
-        doing("comparing and reading again")
+        doing("comparing and verifying")
         with clock.step("compare with the app"):
-            tables, why_not = _compared(old if there.heads else None, target, plan)
+            tables, why_not = _compared(old if observed.heads else None, target, plan)
         origin = apps.read_app(target, name).origin
         assert origin is not None  # noqa: S101  it is a clone
-        with clock.step("read the replica again"):
+        with clock.step("read the replica"):
             replica = verify(target, f"{app}@{origin.snapshot}", now_ms=instants.now_ms(), deep=True, reader=None)
-        with clock.step("read what would run again"):
+        with clock.step("read the recovered app"):
             recovered = verify(target, name, now_ms=instants.now_ms(), deep=True, reader=None)
     finally:
         if not keep:
@@ -148,7 +148,7 @@ def drill(
         plan,
         name,
         keep,
-        why_not or there.unreachable,
+        why_not or observed.unreachable,
         tables,
         replica,
         recovered,
@@ -160,18 +160,18 @@ def drill(
 
 
 class _Proved:
-    """Kafka, of which it was asked already where topics are read on: a clone that never runs need not be there."""
+    """Kafka whose topics were checked already at the offsets to read from: a clone that never runs needs no topics."""
 
     def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        """It was."""
+        """Accept every topic."""
 
 
 def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan) -> tuple[tuple[TableProof, ...], str]:
-    """Each table, and whether the app has the very same; and why not all could be compared."""
+    """Return each table with the result of its comparison with the app, and why not all could be compared."""
     same: dict[str, str] = {}
     why_not = ""
     for stage, manifest in plan.cut.stages.items():
@@ -182,7 +182,7 @@ def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
         try:
             same[stage] = "equal" if store.get(key) == target.get(key) else "different"
         except ObjectNotFound:
-            why_not = f"v{manifest.version} of {stage} was collected there since"
+            why_not = f"v{manifest.version} of {stage} was garbage-collected there"
         except SlackwaterError as error:
             why_not = error.message
     return tuple(_proofs(plan, same)), why_not
@@ -191,5 +191,5 @@ def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
 def _proofs(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableProof]:
     for stage, manifest in plan.cut.stages.items():
         for name, at in tables_of(manifest, stage).items():
-            rows, size = (sum(each) for each in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
+            rows, size = (sum(sizes) for sizes in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
             yield TableProof(name, manifest.version, rows, len(at.ssts), size, same[stage])

@@ -1,4 +1,4 @@
-"""Stops whoever still runs an app that is recovered elsewhere, as far as its old store can be reached."""
+"""Stops the runner of an app that is recovered elsewhere, as far as the old store can be reached."""
 
 from dataclasses import dataclass
 
@@ -14,72 +14,70 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """What can be seen of the app where it ran."""
+    """The app's state in the store where it ran before the recovery."""
 
     root: str
     heads: dict[str, Manifest]
-    """The newest versions; empty where it cannot be reached."""
+    """The newest versions; empty if the store cannot be reached."""
     unreachable: str = ""
-    """Why not."""
+    """Why the store cannot be reached; empty if it can."""
     left_for: str = ""
-    """The root under which it runs since an earlier recovery; empty for none."""
+    """The root where the app runs since an earlier recovery; empty if there was none."""
 
     def check_not_left(self, app: str, target: str) -> None:
-        """Raise `Refused` where it was recovered from another replica than `target` already: it runs in one place."""
+        """Raise `Refused` if the app was already recovered from a replica other than `target`."""
         if self.left_for not in ("", target):
             raise RecoveredElsewhere(app, self.root, self.left_for)
 
 
 class RecoveredElsewhere(Refused):
-    """What is to be recovered is a replica of what was left behind."""
+    """The app was already recovered from another replica and runs there."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
-            f"{app} of {root} was recovered already, and runs under {runs} since: recovered from here too, two would "
-            "run",
-            hint=f"slackwater status {app} --store {runs}; a replica of that, under a root of its own, is what can be "
-            "recovered next",
+            f"{app} of {root} was already recovered and runs under {runs}: recovering it again would run it twice",
+            hint=f"slackwater status {app} --store {runs}; to be able to recover it, replicate it to another root",
         )
 
 
 def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
-    """The app where it ran, as far as that answers: whatever is wrong there is no error.
+    """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    What an earlier call that was to recover it under `to` put there to fence it is not counted.
+    Versions that an earlier recovery to `to` committed there to fence the app are left out.
     """
     if store is None:
-        return Primary(root, {}, "it was not asked")
+        return Primary(root, {}, "it was not contacted")
     try:
         info = apps.find_app(store, app)
         if info is None or info.created_ms != created_ms:
-            return Primary(root, {}, "it has no such app any more")
-        found = find(store, app)
-        left_for = found.root if found is not None and found.state == "left" else ""
+            return Primary(root, {}, "it no longer has this app")
+        role = find(store, app)
+        left_for = role.root if role is not None and role.state == "left" else ""
         heads = heads_of(store, app, history.list_stages(store, app))
-        own = {stage: next((each for each in history.backwards(store, head) if each.by != _by(to)), head)
-               for stage, head in heads.items() if head.by == _by(to)}  # fmt: skip
+        own = {stage: next((version for version in history.backwards(store, head) if version.by != _author(to)), head)
+               for stage, head in heads.items() if head.by == _author(to)}  # fmt: skip
         return Primary(root, {**heads, **own}, left_for=left_for)
     except SlackwaterError as error:
         return Primary(root, {}, error.message)
 
 
 def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int) -> str:
-    """Say at the old root where the app runs from now on, and take every stage from its writer.
+    """Record the new root in the old store, and fence the writer of every stage there.
 
-    Whoever starts it there again is refused. Done again, it does nothing. Returns why not, where it cannot be done.
-    Raises `Refused` where the app was recovered from another replica at the same moment.
+    A runner that is started in the old store afterwards is refused. Idempotent. Returns why the app cannot be fenced,
+    or an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
     """
     try:
-        wanted, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
-        left = notes.add(store, key, wanted, under=lambda each: keys.leaving(each.app))
-        if left.root != to:
-            raise RecoveredElsewhere(app, store.url, left.root)
-        notes.put(store, keys.replica(app), left)
+        expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
+        existing = notes.add(store, key, expected, under=lambda replica: keys.leaving(replica.app))
+        if existing.root != to:
+            raise RecoveredElsewhere(app, store.url, existing.root)
+        notes.put(store, keys.replica(app), existing)
         for stage, head in primary.heads.items():
             if head.retired:
                 continue
-            change = Amendment("claim", requires=lambda newest: newest.by != _by(to) and not newest.retired)
-            amend(store, (app, stage), change, by=_by(to), now_ms=now_ms)
+            change = Amendment("claim", requires=lambda newest: newest.by != _author(to) and not newest.retired)
+            amend(store, (app, stage), change, by=_author(to), now_ms=now_ms)
         record_once(store, app, "recover", f"elsewhere: it runs under {to} since", by, since_ms=0)
     except RecoveredElsewhere:
         raise
@@ -88,6 +86,6 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
     return ""
 
 
-def _by(to: str) -> str:
-    """Whose version it is that takes a stage from its writer."""
+def _author(to: str) -> str:
+    """Return the author of the versions that fence the stages for a recovery to `to`."""
     return f"slackwater recover, to {to}"

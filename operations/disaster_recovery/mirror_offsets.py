@@ -1,8 +1,8 @@
-"""Where an app reads users' topics on in another Kafka: at the same offsets, or where a mirror has the records.
+"""Finds the offsets from which an app continues to read users' topics in another Kafka: the same, or those of a mirror.
 
-A replica keeps the last records that were read of each partition (anchors). They prove where the app stood: where they
-lie in a row, it reads on right behind. Without them counts what MirrorMaker 2 says of offsets, as far as that is exact.
-Anything else would read records twice or leave some out, and is refused.
+A replica keeps the last records that were read of each partition (anchors). If the mirror has them in sequence, the app
+continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, as far as they are exact.
+Any other position would read records twice or skip some, and is refused.
 """
 
 from collections import deque
@@ -10,154 +10,158 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import NotFound, Refused
-from ...pipeline.kafka.failover import Sync
+from ...pipeline.kafka.channels import Sync
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOn:
-    """Where one partition is read on, and how that is known."""
+    """The offset from which one partition is read, and how it was found."""
 
     offset: int
     how: str
-    """`same offset`, `records` (they were found again), `mirror` (MirrorMaker 2 says so), or `end`."""
+    """`same offset`, `records` (found by content), `mirror` (MirrorMaker 2), `said` (by the caller), or `end`."""
     unmirrored: bool = False
-    """Whether the mirror ends before where the app stood: it has read records that are not there."""
+    """True if the mirror ends before the app's position: the app has read records that the mirror lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where the anchors of a partition were found."""
+    """The position of a partition's anchors."""
 
     offset: int
-    """Right behind the last of them; the partition's end, where that comes before."""
+    """The offset just past the last anchor; the partition's end if only the first anchors were found."""
     count: int
-    """How many there are."""
+    """Number of anchors found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One partition of a user's topic, as the app stood on it."""
+    """One partition of a user's topic, with the app's position."""
 
     topic: str
-    """Where it is read from then on."""
+    """The topic to read from now on."""
     read: str
-    """What it was read from."""
+    """The topic that the app has read so far."""
     partition: int
     offset: int
     anchors: tuple[Anchor, ...]
 
 
 def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
-    """What a mirror calls a topic of the cluster `alias`: as MirrorMaker 2 does, or by its own name.
+    """Return the name of a mirrored topic: `alias.topic`, as MirrorMaker 2 names it, or unchanged.
 
-    Raises `NotFound` where there is neither.
+    Raises `NotFound` if neither topic exists.
     """
     for name in (f"{alias}.{topic}", topic):
         if kafka.ends(name) is not None:
             return name
-    hint = f"mirror {topic}, or say what it is called there: --topic {topic}=OTHER"
+    hint = f"mirror {topic}, or give its name in this Kafka: --topic {topic}=OTHER"
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
 def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
-    """Where a partition is read on. `alias` is the cluster of which Kafka is a mirror, None where it is none.
+    """Return the offset from which a partition is read. `alias` is the mirrored cluster, None if Kafka is no mirror.
 
-    Raises `NotFound` where there is no such topic or partition, and `Refused` where nobody can tell.
+    Raises `NotFound` if the topic or partition does not exist, and `Refused` if the offset cannot be determined.
     """
     now = kafka.state(source.topic)
     if now is None or source.partition >= len(now.ends):
-        hint = "make it again with as many partitions, or say which topic has its records: --topic NAME=OTHER"
+        hint = "create it with as many partitions, or name the topic that has its records: --topic NAME=OTHER"
         raise NotFound("Kafka topic", f"{source.topic}[{source.partition}]", (), hint=hint)
     first, end = now.earliest[source.partition], now.ends[source.partition]
     if source.offset == 0:
         return ReadOn(0, "same offset")
-    return _same(kafka, source, first, end) if alias is None else _mirrored(kafka, source, first, end, alias)
+    return (
+        _check_same_offset(kafka, source, first, end)
+        if alias is None
+        else _find_in_mirror(kafka, source, first, end, alias)
+    )
 
 
-def _same(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
+def _check_same_offset(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
-            f"{at} is to be read on from {source.offset}, but holds {first}..{end}",
-            hint="is it a mirror of the cluster that was lost? Then say of which: --mirror ALIAS",
+            f"{at} must be read from offset {source.offset}, but holds offsets {first}..{end}",
+            hint="if this Kafka is a mirror of the lost cluster, give its alias: --mirror ALIAS",
         )
-    there = kafka.before(source.topic, source.partition, source.offset, len(source.anchors))
-    # What is left of them: retention may have taken the first ones.
-    known = {each.offset: each.digest for each in source.anchors}
-    if any(known.get(each.offset, each.digest) != each.digest for each in there):
+    present = kafka.before(source.topic, source.partition, source.offset, len(source.anchors))
+    # Retention may have deleted the first of them.
+    digests = {anchor.offset: anchor.digest for anchor in source.anchors}
+    if any(digests.get(anchor.offset, anchor.digest) != anchor.digest for anchor in present):
         raise Refused(
-            f"{at} has other records before offset {source.offset} than those that the app has read: it is another "
-            "topic, or a mirror whose offsets differ",
-            hint="where it is a mirror, say of which cluster: --mirror ALIAS; else say which topic has the records: "
-            "--topic NAME=OTHER",
+            f"the records of {at} before offset {source.offset} are not those that the app has read: it is another "
+            "topic, or a mirror with other offsets",
+            hint="for a mirror, give the alias of its cluster: --mirror ALIAS; else name the topic that has the "
+            "records: --topic NAME=OTHER",
         )
     return ReadOn(source.offset, "same offset")
 
 
-def _mirrored(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
+def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
     at = f"{source.topic}[{source.partition}]"
     syncs = sorted(kafka.syncs(alias, source.read).get(source.partition, ()))
     if source.anchors:
-        near = _below(syncs, source.anchors[0].offset)
-        earliest_ms = min(each.time_ms for each in source.anchors)
+        near = _last_sync(syncs, source.anchors[0].offset)
+        earliest_ms = min(anchor.time_ms for anchor in source.anchors)
         start = near[1] if near else kafka.since(source.topic, earliest_ms)[source.partition]
         start = max(start, first)
-        found = match(kafka.anchors(source.topic, source.partition, start, end), source.anchors, start, end)
-        if len(found) == 1:
-            (one,) = found
-            lacks = one.count < len(source.anchors)
-            return ReadOn(one.offset, "end" if lacks else "records", unmirrored=lacks)
-        what = "lie in it more than once" if found else "are not in it"
-        why = f"the last {len(source.anchors)} records that the app has read {what}"
+        positions = match(kafka.anchors(source.topic, source.partition, start, end), source.anchors, start, end)
+        if len(positions) == 1:
+            (hit,) = positions
+            lacks = hit.count < len(source.anchors)
+            return ReadOn(hit.offset, "end" if lacks else "records", unmirrored=lacks)
+        reason = "occur in it more than once" if positions else "are not in it"
+        why = f"the last {len(source.anchors)} records that the app has read {reason}"
     else:
-        exact = _exact(syncs, source.offset)
+        exact = _mirror_offset(syncs, source.offset)
         if exact is not None and first <= exact <= end:
             return ReadOn(exact, "mirror")
-        near = _below(syncs, source.offset)
-        why = "the replica kept no records of it, and MirrorMaker 2 says nothing of it"
+        near = _last_sync(syncs, source.offset)
+        why = "the replica has no records of it, and MirrorMaker 2 has no offset sync for it"
         if near is not None:
             why = (
-                "the replica kept no records of it, and MirrorMaker 2 knows only that offset "
-                f"{near[0]} is {near[1]} there: of the {source.offset - near[0]:,} behind that, some may be no records"
+                "the replica has no records of it, and the nearest offset sync of MirrorMaker 2 maps "
+                f"{near[0]} to {near[1]}: some of the {source.offset - near[0]:,} offsets after that may hold no record"
             )
     raise Refused(
-        f"where {source.read}[{source.partition}] offset {source.offset} is in {at} cannot be told: {why}",
-        hint="run `slackwater replicate` with --kafka, so that it keeps them; or say where to read on: "
+        f"cannot find offset {source.offset} of {source.read}[{source.partition}] in {at}: {why}",
+        hint="run `slackwater replicate` with --kafka, so that it copies them; or give the offset: "
         f"--from-offset {source.read}[{source.partition}]=OFFSET",
     )
 
 
 def match(records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int) -> tuple[Match, ...]:
-    """Where records lie in a row among those from `start` on: each place, two at most. Pure.
+    """Find the positions of a sequence of anchors among `records`, which begin at offset `start`; at most two. Pure.
 
-    Where the records end amidst them, or before the first, that is the place.
+    If the records end within the sequence, or before its first anchor, the position is `end`.
     """
-    wanted, found = [each.digest for each in anchors], list[Match]()
-    last: deque[str] = deque(maxlen=len(wanted))
+    expected, matches = [anchor.digest for anchor in anchors], list[Match]()
+    last: deque[str] = deque(maxlen=len(expected))
     for record in records:
         last.append(record.digest)
-        if record.digest == wanted[-1] and list(last) == wanted:
-            found.append(Match(record.offset + 1, len(wanted)))
-            if len(found) == 2:
-                return tuple(found)
-    if not found:
+        if record.digest == expected[-1] and list(last) == expected:
+            matches.append(Match(record.offset + 1, len(expected)))
+            if len(matches) == 2:
+                return tuple(matches)
+    if not matches:
         tail = list(last)
-        count = next((n for n in range(min(len(tail), len(wanted) - 1), 0, -1) if tail[-n:] == wanted[:n]), 0)
+        count = next((n for n in range(min(len(tail), len(expected) - 1), 0, -1) if tail[-n:] == expected[:n]), 0)
         if count or start >= end:
-            found.append(Match(end, count))
-    return tuple(found)
+            matches.append(Match(end, count))
+    return tuple(matches)
 
 
-def _below(syncs: Sequence[Sync], offset: int) -> Sync | None:
-    return next((each for each in reversed(syncs) if each[0] <= offset), None)
+def _last_sync(syncs: Sequence[Sync], offset: int) -> Sync | None:
+    return next((sync for sync in reversed(syncs) if sync[0] <= offset), None)
 
 
-def _exact(syncs: Sequence[Sync], offset: int) -> int | None:
-    """Where an offset is in the mirror, where that is known for sure: at a record that a sync names, or right behind.
+def _mirror_offset(syncs: Sequence[Sync], offset: int) -> int | None:
+    """Return the mirror's offset of `offset`; None unless a sync names exactly that record or the one before.
 
-    Further on either side may have gaps, of transactions and compaction, which nothing tells.
+    Further away, transactions and compaction may leave gaps on either side that no sync shows.
     """
     for up, down in syncs:
         if offset == up:

@@ -1,15 +1,15 @@
-"""`slackwater recover`: an app goes on from its replica, where that lies; whoever still runs it elsewhere is stopped.
+"""`slackwater recover`: make a replica a runnable app in its own store, and stop the app's old runner.
 
-1. Check everything, and change nothing: the cut is whole, it is known where topics are read on, what was on its way is
-   kept or still in Kafka.
-2. Note in the replica that it is recovered. From here on nothing is copied there any more, and of two at once one is
+1. Check everything without changes: the cut is complete, the offsets to read from are known, and in-flight records are
+   in the replica or still in Kafka.
+2. Note in the replica that it is being recovered. From now on nothing is copied to it, and a concurrent recovery is
    refused.
-3. Fence: say at the old root where the app runs from now on, and take its stages from their writer. What was committed
-   there since the replica's cut is copied once more, if it can be read.
-4. Copy what was on its way into channels and internal topics of this Kafka.
-5. Decide, by a migration (`snapshot.change.migration`): each stage gets a version that has the cut's content, with the
-   next epoch, and reads on from there. Whoever dies after that, the same call finishes it.
-6. Say that the replica is the app from now on. Before that no runner starts there.
+3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
+   the replica's cut are copied once more, if they can be read.
+4. Copy in-flight records to channels and internal topics of this Kafka.
+5. Decide, by a migration (`snapshot.change.migration`): each stage gets a version with the cut's content and the next
+   epoch, which continues to read from there. A recovery that is killed after this step is finished by the same call.
+6. Mark the replica as the app. Before that no runner starts there.
 """
 
 import dataclasses
@@ -46,53 +46,58 @@ from .replicate import Replicator, Round
 _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 
 
-def steps(target: ObjectStore, found: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
-    """What becomes of each stage, once what was on its way has been copied.
+def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
+    """Return the migration of each stage, after its in-flight records have been copied.
 
-    Copied again after a crash, what a first copy has left is of attempts that nobody names. Raises `Corruption` where
-    what was kept is damaged, `Refused` where it is gone, and `Unavailable`.
+    If they are copied again after a crash, no manifest names the attempts of the first copy. Raises `Corruption` if
+    copied records are damaged, `Refused` if they are gone, and `Unavailable`.
     """
-    app, cut = found.app, found.cut
+    app, cut = recovery.app, recovery.cut
     whole = _with_readers(cut)
-    carried = carry(whole, app, kafka, kept_or_in_kafka(target, whole, found.keeper))
-    made = {}
-    for stage, was in cut.stages.items():
-        begun, rests = _sinks(target, was, kafka, number, found.replicated.sinks)
-        made[stage] = MigratedStage(
-            rewound=was.version,
-            inputs={name: _input(found, was, name, each, carried) for name, each in was.inputs.items()},
-            outputs={
-                name: _output(target, cut, stage, name, each, kafka, carried) for name, each in was.outputs.items()
+    carried = carry(whole, app, kafka, kept_or_in_kafka(target, whole, recovery.keeper))
+    migrated = {}
+    for stage, manifest in cut.stages.items():
+        fresh_sinks, leftovers = _sinks(target, manifest, kafka, number, recovery.replicated.sinks)
+        migrated[stage] = MigratedStage(
+            rewound=manifest.version,
+            inputs={
+                name: _input(recovery, manifest, name, input_, carried) for name, input_ in manifest.inputs.items()
             },
-            sinks=begun,
-            rests=rests,
+            outputs={
+                name: _output(target, cut, stage, name, output, kafka, carried)
+                for name, output in manifest.outputs.items()
+            },
+            sinks=fresh_sinks,
+            rests=leftovers,
         )
-    for stage, head in found.heads.items():
-        if stage not in made and not head.called:
-            # Retired at the cut, or not begun.
-            version = found.replicated.stages.get(stage, 0)
+    for stage, head in recovery.heads.items():
+        if stage not in migrated and not head.called:
+            # The stage was retired at the cut, or had no version yet.
+            version = recovery.replicated.stages.get(stage, 0)
             if not (head.retired and head.version == version):
-                made[stage] = MigratedStage(rewound=version, retires=True)
-    return made
+                migrated[stage] = MigratedStage(rewound=version, retires=True)
+    return migrated
 
 
 def _with_readers(cut: Cut) -> Cut:
-    """The cut without channels that nobody reads: nobody waits for what they hold."""
+    """Return the cut without channels that no stage reads: their records need not be copied."""
     read = {(edge.sender, edge.name) for edge in channels(cut) if edge.receiver}
     stages = {
-        stage: replace(at, outputs={name: each for name, each in at.outputs.items() if (stage, name) in read})
+        stage: replace(at, outputs={name: output for name, output in at.outputs.items() if (stage, name) in read})
         for stage, at in cut.stages.items()
     }
     return Cut(cut.app, stages, cut.snapshot)
 
 
-def _input(found: RecoveryPlan, was: Manifest, name: str, known: Input, carried: Mapping[str, Carried]) -> Input:
-    if not known.upstream:
-        return found.inputs[was.stage, name][0]
+def _input(
+    recovery: RecoveryPlan, manifest: Manifest, name: str, declared: Input, carried: Mapping[str, Carried]
+) -> Input:
+    if not declared.upstream:
+        return recovery.inputs[manifest.stage, name][0]
     if name not in carried:
-        return replace(known, rows=0)  # its sender has not begun
+        return replace(declared, rows=0)  # its sender has no version yet
     at = carried[name]
-    return replace(known, topic=at.topic, offsets=at.starts[was.stage], rows=0, topic_id=at.topic_id)
+    return replace(declared, topic=at.topic, offsets=at.starts[manifest.stage], rows=0, topic_id=at.topic_id)
 
 
 def _output(
@@ -100,17 +105,19 @@ def _output(
     cut: Cut,
     stage: str,
     name: str,
-    known: Output,
+    declared: Output,
     kafka: Topics,
     carried: Mapping[str, Carried],
 ) -> Output:
-    if (had := carried.get(name)) is not None:
-        return Output(had.topic, had.ends, known.sent, had.attempts, had.rows, known.schema, topic_id=had.topic_id)
-    (edge,) = (each for each in channels(cut) if (each.sender, each.name) == (stage, name))
+    if (copy := carried.get(name)) is not None:
+        return Output(
+            copy.topic, copy.ends, declared.sent, copy.attempts, copy.rows, declared.schema, topic_id=copy.topic_id
+        )
+    (edge,) = (edge for edge in channels(cut) if (edge.sender, edge.name) == (stage, name))
     nothing = channel_state(target, cut, edge)
     topic = channel_topic(cut.app, name)
     ends, _, _ = kafka.copy(_without_attempts(nothing), topic, cut.app)
-    return Output(topic, ends, known.sent, schema=known.schema, topic_id=kafka.topic_id(topic))
+    return Output(topic, ends, declared.sent, schema=declared.schema, topic_id=kafka.topic_id(topic))
 
 
 def _without_attempts(state: InFlight) -> InFlight:
@@ -118,55 +125,55 @@ def _without_attempts(state: InFlight) -> InFlight:
 
 
 def _sinks(
-    target: ObjectStore, was: Manifest, kafka: Topics, number: int, kept: tuple[SinkRest, ...]
+    target: ObjectStore, manifest: Manifest, kafka: Topics, number: int, copied: tuple[SinkRest, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
-    """The sinks of a stage, begun anew with no rows; and behind that what they had still to publish.
+    """Return the sinks of a stage with no rows, and then with the rows that they had not published yet.
 
-    Each has another internal topic: the place that Kafka may have of the former one is of versions that this app will
-    have otherwise.
+    Each sink gets another internal topic: the publisher's place in the former one belongs to versions that this app
+    commits with other content.
     """
-    begun, rests = {}, {}
-    for name, sink in was.sinks.items():
+    fresh_sinks, leftovers = {}, {}
+    for name, sink in manifest.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
         end, topic_id = kafka.internal(topic)
         at = Sink(topic, end, 1, sink.kind, topic_id=topic_id)
-        begun[name] = at
-        for rest in kept:
-            if (rest.stage, rest.sink) == (was.stage, name):
-                state = _as_state(rest)
-                ends, attempt, _ = kafka.copy(state, topic, was.app, read(target, rest.rows, state))
-                rests[name] = replace(at, end=ends[0], attempts=(attempt,), rows=state.rows, sent=state.rows)
-    return begun, rests
+        fresh_sinks[name] = at
+        for leftover in copied:
+            if (leftover.stage, leftover.sink) == (manifest.stage, name):
+                state = _as_state(leftover)
+                ends, attempt, _ = kafka.copy(state, topic, manifest.app, read(target, leftover.rows, state))
+                leftovers[name] = replace(at, end=ends[0], attempts=(attempt,), rows=state.rows, sent=state.rows)
+    return fresh_sinks, leftovers
 
 
-def _as_state(rest: SinkRest) -> InFlight:
-    kept = rest.rows
+def _as_state(leftover: SinkRest) -> InFlight:
+    rows = leftover.rows
     return InFlight(
-        channel=rest.sink,
-        topic=kept.topic,
-        sender=rest.stage,
-        receiver=rest.stage,
-        starts=kept.starts,
-        ends=kept.ends,
+        channel=leftover.sink,
+        topic=rows.topic,
+        sender=leftover.stage,
+        receiver=leftover.stage,
+        starts=rows.starts,
+        ends=rows.ends,
         attempts=("kept",),
-        rows=kept.rows,
-        counts=kept.counts,
-        after=kept.after,
-        up_to=kept.up_to,
-        schema=kept.schema,
+        rows=rows.rows,
+        counts=rows.counts,
+        after=rows.after,
+        up_to=rows.up_to,
+        schema=rows.schema,
     )
 
 
 @dataclass(slots=True)
 class Clock:
-    """What each step took."""
+    """Measures the duration of each step."""
 
     took: list[tuple[str, int]] = field(default_factory=list)
-    """Milliseconds, by step."""
+    """Milliseconds by step."""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measures what is done inside."""
+        """Measure the duration of the body."""
         began = time.monotonic()
         yield
         self.took.append((name, round((time.monotonic() - began) * 1_000)))
@@ -174,26 +181,26 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery did, or would do."""
+    """The result of a recovery or of its dry run."""
 
     app: str
     root: str
     plan: RecoveryPlan | None
-    """None where an earlier call had done all, or had decided it."""
+    """None if an earlier call had finished or decided the recovery."""
     versions: Mapping[str, int]
-    """The version of each stage that it goes on from; empty where it was only looked at."""
+    """The version of each stage from which it continues; empty in a dry run."""
     fenced: str | None
-    """Why its former place could not be told; empty where it was, None where that was not tried."""
+    """Why the old store could not be fenced; empty if it was, None if fencing was not tried."""
     caught_up: Round | None
-    """What was copied at the last, where it was."""
+    """The last round of replication; None if there was none."""
     not_caught_up: str = ""
-    """Why nothing was, where the former place could be reached."""
+    """Why nothing more could be copied, although the old store was reached; else empty."""
     steps: tuple[tuple[str, int], ...] = ()
-    """What took how long, in milliseconds."""
+    """Duration of each step in milliseconds."""
     resumed: bool = False
-    """Whether an earlier call had begun it."""
+    """True if an earlier call had begun the recovery."""
     done: bool = False
-    """Whether an earlier call had done all of it."""
+    """True if an earlier call had finished the recovery."""
 
 
 def recover(
@@ -207,49 +214,50 @@ def recover(
     reader: Topics | None = None,
     as_it_is: bool = False,
     dry_run: bool = False,
-    doing: Callable[[str], None] = lambda _what: None,
+    doing: Callable[[str], None] = lambda _step: None,
 ) -> Recovered:
-    """Make an app of its replica under `target`, ready to run there. Done again, it finishes what was begun.
+    """Make the replica of an app under `target` a runnable app. Resumes an interrupted recovery.
 
-    `primary` opens the root where the app ran, None to leave that alone; `reader` reads the Kafka that the app had
-    there, for what is copied at the last. With `as_it_is` nothing is: the replica's cut counts. `doing` is told what
-    goes on. Raises as `StoredApp.recover`: what is refused has changed nothing, but where it ran may have been fenced.
+    `primary` opens the root where the app ran; None leaves the old store alone. `reader` reads the app's old Kafka, for
+    a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `doing` receives a
+    line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing, except that
+    the old store may have been fenced.
     """
     clock = Clock()
-    found, _ = find_replica(target, app)
-    if found.state == "recovered":
+    replica, _ = find_replica(target, app)
+    if replica.state == "recovered":
         return Recovered(app, target.url, None, {}, None, None, done=True)
     begun = find_recovery(target, app)
     decided = _decided(target, app, begun)
-    old = primary(found.root) if primary is not None else None
+    old = primary(replica.root) if primary is not None else None
     if decided is None:
-        doing(f"looking at {found.root}")
-        with clock.step("look at where it ran"):
-            there = look(old, found.root, app, found.created_ms, target.url)
-        there.check_not_left(app, target.url)
+        doing(f"looking at {replica.root}")
+        with clock.step("inspect the old store"):
+            observed = look(old, replica.root, app, replica.created_ms, target.url)
+        observed.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
-            plan = make_plan(target, app, kafka, there, terms)
+            plan = make_plan(target, app, kafka, observed, terms)
         if dry_run:
             return Recovered(app, target.url, plan, {}, None, None, steps=tuple(clock.took), resumed=begun is not None)
     elif dry_run:
         return Recovered(app, target.url, None, {}, None, None, resumed=True)
     else:
-        there, plan = Primary(found.root, {}), None
+        observed, plan = Primary(replica.root, {}), None
     note = begun or _begin(target, app, by)
     fenced, caught_up, why_not = None, None, ""
     if plan is not None:
-        if old is not None and there.heads:
-            doing(f"fencing {app} under {found.root}")
-            with clock.step("fence where it ran"):
-                fenced = fence(old, there, app, target.url, found.created_ms, by=note.by, now_ms=instants.now_ms())
+        if old is not None and observed.heads:
+            doing(f"fencing {app} under {replica.root}")
+            with clock.step("fence the old runner"):
+                fenced = fence(old, observed, app, target.url, replica.created_ms, by=note.by, now_ms=instants.now_ms())
             if not as_it_is:
-                with clock.step("copy what is new there"):
+                with clock.step("copy new commits"):
                     caught_up, why_not = _catch_up(old, target, app, by, reader)
-                plan = make_plan(target, app, kafka, there, terms)
-        doing("carrying what was on its way")
+                plan = make_plan(target, app, kafka, observed, terms)
+        doing("copying in-flight records")
         decided = _decide(target, plan, kafka, note, clock)
     assert decided is not None  # noqa: S101  it was decided, or is now
-    with clock.step("make it ready to run"):
+    with clock.step("prepare the run"):
         versions = _finish(target, app, decided, kafka, note, plan)
     return Recovered(
         app,
@@ -265,19 +273,19 @@ def recover(
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
-    """Note that the app is being recovered, by whom. Raises `Refused` where somebody else is faster."""
-    wanted = Recovery(app, str(ULID()), by, instants.now_ms())
-    found = notes.add(target, keys.recovery(app), wanted, under=lambda each: keys.recovery(each.app))
-    if found != wanted:
+    """Note that the app is being recovered, and by whom. Raises `Refused` if a concurrent recovery noted this first."""
+    expected = Recovery(app, str(ULID()), by, instants.now_ms())
+    existing = notes.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
+    if existing != expected:
         raise Refused(
-            f"{app} is being recovered from {target.url} by {found.by} at this moment",
-            hint="let that end; where it has died, the same command finishes it",
+            f"{existing.by} is recovering {app} from {target.url} at the same time",
+            hint="wait for that recovery; if it was killed, run the same command again to finish it",
         )
-    return found
+    return existing
 
 
 def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
-    """The decision of a recovery that was begun; None for none."""
+    """Return the decision of a recovery that was begun; None if there is none."""
     last = MIGRATIONS.newest(target, app) if begun is not None else None
     return last if last is not None and begun is not None and last.id == begun.id else None
 
@@ -285,7 +293,7 @@ def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration
 def _catch_up(
     store: ObjectStore, target: ObjectStore, app: str, by: str, reader: Topics | None
 ) -> tuple[Round | None, str]:
-    """Copy what the app has committed since, and why not, where that cannot be."""
+    """Copy what the app has committed since; returns None and the reason if that fails."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
         return copies.round(), ""
@@ -294,18 +302,18 @@ def _catch_up(
 
 
 def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recovery, clock: Clock) -> Migration:
-    """Carry what was on its way, and decide what becomes of each stage; the decision, of whoever was first."""
+    """Copy in-flight records, and decide how each stage is migrated. Returns the first decision."""
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
-    with clock.step("carry what was on its way"):
-        made = steps(target, plan, kafka, number)
+    with clock.step("copy in-flight records"):
+        migrated = steps(target, plan, kafka, number)
     if plan.topics != note.topics:
         notes.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
-    said = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
+    description = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
     with clock.step("commit"):
         snapshot = plan.replicated.snapshot or f"recovery-{number}"
         now_ms = instants.now_ms()
-        carry_out(target, app, number, made, snapshot, said, by=note.by, now_ms=now_ms, recovery=note.id)
+        carry_out(target, app, number, migrated, snapshot, description, by=note.by, now_ms=now_ms, recovery=note.id)
     decided = MIGRATIONS.find(target, number, app)
     assert decided is not None  # noqa: S101  it was just put
     return decided
@@ -314,7 +322,7 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
 def _finish(
     target: ObjectStore, app: str, decided: Migration, kafka: Topics, note: Recovery, plan: RecoveryPlan | None
 ) -> dict[str, int]:
-    """Commit what is left of a recovery that is decided, and say that the replica is the app; its newest versions."""
+    """Commit the remaining versions of a recovery and mark the replica as the app; returns the newest versions."""
     finish(target, decided, now_ms=instants.now_ms())
     versions: dict[str, int] = {}
     for stage, step in decided.stages.items():
@@ -322,27 +330,27 @@ def _finish(
         if head is None or step.retires:
             continue
         if step.rests and head.traits is RECOVER and head.rewind is not None:
-            head = amend(target, head, _with_rests(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
+            head = amend(target, head, _with_leftovers(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
         versions[stage] = head.version
         kafka.announce(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
-    found, known = replicas.find(target, app), find_recovery(target, app)
-    assert found is not None  # noqa: S101  it was there
-    if found.state == "copy":
-        topics = plan.topics if plan is not None else known.topics if known is not None else {}
-        now = replace(found, state="recovered", topics=dict(topics), by=note.by, time_ms=instants.now_ms())
+    replica, recovery = replicas.find(target, app), find_recovery(target, app)
+    assert replica is not None  # noqa: S101  it was there
+    if replica.state == "copy":
+        topics = plan.topics if plan is not None else recovery.topics if recovery is not None else {}
+        now = replace(replica, state="recovered", topics=dict(topics), by=note.by, time_ms=instants.now_ms())
         notes.put(target, keys.replica(app), now)
     return versions
 
 
-def _with_rests(rests: Mapping[str, Sink]) -> Amendment:
-    """The version that brings what sinks had still to publish."""
+def _with_leftovers(leftovers: Mapping[str, Sink]) -> Amendment:
+    """Return the amendment that adds the rows that sinks had not published yet."""
 
     def requires(newest: Manifest) -> bool:
         return newest.traits is RECOVER and newest.rewind is not None
 
     def update(draft: Manifest) -> Manifest:
         sinks = {
-            name: replace(rests[name], since=sink.since) if name in rests else sink
+            name: replace(leftovers[name], since=sink.since) if name in leftovers else sink
             for name, sink in draft.sinks.items()
         }
         return replace(draft, sinks=sinks)

@@ -1,4 +1,4 @@
-"""What a recovery would do: where the app goes on, what is read once more, and what is lost."""
+"""Plan of a recovery: from which versions and offsets the app continues, what is read again, and what is lost."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,85 +26,87 @@ from .mirror_offsets import ReadOn, Source, mirrored_name, position
 
 @dataclass(frozen=True, slots=True)
 class FailoverTerms:
-    """What is said of the Kafka in which the app goes on."""
+    """The caller's statements about the Kafka in which the app continues."""
 
     mirror: str | None = None
-    """The cluster of which it is a mirror, as MirrorMaker 2 calls it; None where it is the same, or has its offsets."""
+    """The mirrored cluster, by its name in MirrorMaker 2; None if it is the same Kafka or has the same offsets."""
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Users' topics that are called otherwise, by their names as declared."""
+    """Users' topics with other names, by their names as declared."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Where partitions are read on, `TOPIC[PARTITION]` as the app read them: whoever says so knows."""
+    """Offsets to read from, by `TOPIC[PARTITION]` as the app read them; they are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostVersions:
-    """What one stage had done after the replica's cut."""
+    """The versions of one stage after the replica's cut."""
 
     stage: str
     version: int
-    """At the cut."""
+    """The version in the cut."""
     newest: int | None
-    """Where the app ran; None where that cannot be reached."""
+    """The newest version in the old store; None if that cannot be reached."""
     newest_ms: int
-    """When that was committed; 0 for nobody knows."""
+    """When the newest version was committed; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """What a recovery is made of."""
+    """The parts of a recovery."""
 
     app: str
     info: AppInfo
     replica: Replica
     replicated: ReplicaCut
     cut: Cut
-    """What the app is again, from the replica."""
+    """The state that the app is restored to."""
     heads: Mapping[str, Manifest]
-    """The newest versions in the replica: where copying was broken off, further than the cut."""
+    """The newest versions in the replica: newer than the cut if replication was interrupted."""
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
-    """By stage and user's topic as declared, where it reads on, and how that is known."""
+    """By stage and user's topic as declared: the input to continue from, and how its offsets were found."""
     again: Mapping[str, int]
-    """By topic: records behind that, which are read, most of them once more; 0 where nobody knows how many."""
+    """Records after these offsets, by topic; most of them are read for a second time. 0 if unknown."""
     rereads: tuple[str, ...]
-    """Their offsets."""
+    """The offsets of these records."""
     in_flight: tuple[InFlight, ...]
-    """What is carried into channels of its own."""
+    """In-flight records that are copied to channels of the recovered app."""
     keeper: Snapshot | None
     sink_rows: int
-    """That were committed and not published, and are."""
+    """Rows that were committed and not published; they are published after the recovery."""
     lost: tuple[LostVersions, ...]
     lost_ms: int
-    """How long the app went on after the cut, at most, as far as anybody knows."""
+    """Upper bound of the time that the app ran after the cut, as far as known."""
     topics: Mapping[str, str]
-    """Users' topics that are read under another name from then on, by their names as declared."""
+    """Users' topics that are read under another name from now on, by their names as declared."""
 
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
-    """The replica of an app, and up to where it is complete.
+    """Return the replica of an app, and the newest cut up to which it is complete.
 
-    Raises `NotFound` where there is none, and `Refused` where it is not whole yet.
+    Raises `NotFound` if there is none, and `Refused` if its first copy is not complete yet.
     """
-    found = replicas.find(target, app)
-    if found is None:
-        there = tuple(name for name in target.list_folders("") if replicas.find(target, name))
-        raise NotFound("replica", app, there, hint=f"looked under {target.url}; --from says where it is")
-    history.list_stages(target, app)  # says so where it is half removed
+    replica = replicas.find(target, app)
+    if replica is None:
+        candidates = tuple(name for name in target.list_folders("") if replicas.find(target, name))
+        raise NotFound(
+            "replica", app, candidates, hint=f"looked under {target.url}; for another store root: --from ROOT"
+        )
+    history.list_stages(target, app)  # raises if the replica is half removed
     check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
     cut = replicas.CUTS.newest(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
-            f"the replica of {app} under {target.url} is not whole: its first copy was broken off",
-            hint=f"finish it, while {found.root} can be read: slackwater replicate {app} --to {target.url} --once",
+            f"the replica of {app} under {target.url} is incomplete: its first copy was interrupted",
+            hint=f"finish it, while {replica.root} can be read: slackwater replicate {app} --to {target.url} --once",
         )
-    return found, cut
+    return replica, cut
 
 
 def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, terms: FailoverTerms) -> RecoveryPlan:
-    """What recovering an app from its replica means; changes nothing.
+    """Return the plan of a recovery; changes nothing.
 
-    Raises `NotFound` where there is no replica, or no topic, and `Refused` where it cannot be told where a topic is
-    read on, or records that were on the way are nowhere any more.
+    Raises `NotFound` if there is no replica or a topic is missing, and `Refused` if the offset to read from cannot be
+    determined, or in-flight records no longer exist.
     """
     replica, newest = find_replica(target, app)
     error: Refused | None = None
@@ -118,7 +120,7 @@ def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, te
 
 
 class Lacking(Refused):
-    """Records that were on the way at a cut are nowhere any more."""
+    """In-flight records of a cut no longer exist."""
 
 
 def _plan_of(
@@ -136,7 +138,7 @@ def _plan_of(
     if wrong := violations(cut.stages):
         raise Refused(
             f"the cut of the replica is not consistent: {'; '.join(wrong)}",
-            hint=f"`slackwater verify {app} --store {target.url}` says what is damaged",
+            hint=f"`slackwater verify {app} --store {target.url}` lists what is damaged",
         )
     heads = heads_of(target, app, tuple(target.list_folders(keys.stages(app))))
     _check_names(app, heads, stages)
@@ -146,8 +148,8 @@ def _plan_of(
     states = in_flight(target, cut)
     _check_kept(kafka, states, keeper, replicated, app)
     lost = tuple(_lost(cut, primary))
-    rereads, again = _behind(kafka, inputs)
-    newest_ms = max((each.newest_ms for each in lost), default=0)
+    rereads, reread_counts = _remaining_records(kafka, inputs)
+    newest_ms = max((versions.newest_ms for versions in lost), default=0)
     lost_ms = max(0, newest_ms - cut.time_ms) if newest_ms else max(0, instants.now_ms() - replicated.seen_ms)
     return RecoveryPlan(
         app,
@@ -158,11 +160,11 @@ def _plan_of(
         heads,
         primary,
         inputs,
-        again,
+        reread_counts,
         rereads,
         tuple(state for state in states if state.receiver),
         keeper,
-        sum(each.rows.rows for each in replicated.sinks),
+        sum(sink.rows.rows for sink in replicated.sinks),
         lost,
         lost_ms,
         topics,
@@ -173,27 +175,27 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
     for stage, head in heads.items():
         if stage in stages and head.called and not stages[stage].called:
             raise Refused(
-                f"copying {app} was broken off amidst a migration that renames {stage} to {head.called}",
-                hint=f"clone the replica's cut, and run the program of then as the clone: slackwater clone {app} NAME",
+                f"replication of {app} was interrupted during a migration that renames {stage} to {head.called}",
+                hint=f"clone the replica's cut, and run the earlier program as the clone: slackwater clone {app} NAME",
             )
 
 
 def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
-    """What users' topics are called from then on, by their names as declared, where it is something else."""
+    """Return the new names of users' topics by their names as declared, for those that differ."""
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
     }  # fmt: skip
     for name in terms.topics:
         if name not in declared:
             raise NotFound(f"topic read by {cut.app}", name, declared, hint="--topic takes NAME=OTHER")
-    found = {}
+    new_names = {}
     for name, topic in declared.items():
         if name in terms.topics:
-            found[name] = terms.topics[name]
+            new_names[name] = terms.topics[name]
         else:
-            found[name] = topic if terms.mirror is None else mirrored_name(kafka, topic, terms.mirror)
+            new_names[name] = topic if terms.mirror is None else mirrored_name(kafka, topic, terms.mirror)
     own = info.origin.topics if info.origin is not None else {}
-    return {name: topic for name, topic in found.items() if topic != own.get(name, name)}
+    return {name: topic for name, topic in new_names.items() if topic != own.get(name, name)}
 
 
 def _inputs(
@@ -204,24 +206,24 @@ def _inputs(
             if read.upstream:
                 continue
             anchors = replicated.anchors.get(anchor_name(stage, name), ())
-            topic, found = topics.get(name, read.topic), []
+            topic, positions = topics.get(name, read.topic), []
             for partition, offset in enumerate(read.offsets):
-                said = terms.offsets.get(f"{read.topic}[{partition}]")
-                if said is not None:
-                    found.append(ReadOn(said, "said"))
+                given_offset = terms.offsets.get(f"{read.topic}[{partition}]")
+                if given_offset is not None:
+                    positions.append(ReadOn(given_offset, "said"))
                     continue
-                known = anchors[partition] if partition < len(anchors) else ()
-                source = Source(topic, read.topic, partition, offset, known)
-                found.append(position(kafka, source, terms.mirror))
-            offsets = tuple(each.offset for each in found)
-            there = replace(read, topic=topic, offsets=offsets, rows=0, topic_id=kafka.topic_id(topic))
-            yield (stage, name), (there, tuple(found))
+                partition_anchors = anchors[partition] if partition < len(anchors) else ()
+                source = Source(topic, read.topic, partition, offset, partition_anchors)
+                positions.append(position(kafka, source, terms.mirror))
+            offsets = tuple(position_.offset for position_ in positions)
+            new_input = replace(read, topic=topic, offsets=offsets, rows=0, topic_id=kafka.topic_id(topic))
+            yield (stage, name), (new_input, tuple(positions))
 
 
 def _check_kept(
     kafka: Topics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
 ) -> None:
-    """See that what was on the way is in the replica, or still in this Kafka."""
+    """Check that in-flight records are in the replica or still in this Kafka. Raises `Lacking`."""
     for state in states:
         if not state.receiver or (keeper is not None and keeper.captured(state)):
             continue
@@ -229,10 +231,10 @@ def _check_kept(
             kafka.check_topic(state.topic, state.starts, state.topic_id)
         except SlackwaterError as error:
             raise Lacking(
-                f"{state.rows} rows were on the way on {state.channel!r}, and are in no place any more: "
+                f"{state.rows} in-flight rows on {state.channel!r} no longer exist: "
                 f"{replicated.lacks or error.message}",
-                hint=f"bring back the Kafka that has {state.topic}; or clone an earlier moment, at which nothing was "
-                f"on the way: slackwater clone {app}@REF NAME",
+                hint=f"restore the Kafka that has {state.topic}; or clone an earlier moment without in-flight rows: "
+                f"slackwater clone {app}@REF NAME",
             ) from None
 
 
@@ -243,17 +245,17 @@ def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
         yield LostVersions(stage, cut.stages[stage].version, newest, at_ms)
 
 
-def _behind(
+def _remaining_records(
     kafka: Topics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """What is behind where users' topics are read on: offsets in words, and how many by topic."""
+    """Return the records after the offsets to read from: as text, and their number by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
     for read, _ in inputs.values():
-        had = furthest.get(read.topic, read.offsets)
-        furthest[read.topic] = tuple(map(min, had, read.offsets))
-    words, counts = list[str](), dict[str, int]()
+        offsets_so_far = furthest.get(read.topic, read.offsets)
+        furthest[read.topic] = tuple(map(min, offsets_so_far, read.offsets))
+    ranges, counts = list[str](), dict[str, int]()
     for topic, offsets in sorted(furthest.items()):
         ends = kafka.ends(topic) or offsets
-        words += windows(topic, offsets, ends)
+        ranges += windows(topic, offsets, ends)
         counts[topic] = sum(max(0, end - at) for at, end in zip(offsets, ends, strict=False))
-    return tuple(words), counts
+    return tuple(ranges), counts

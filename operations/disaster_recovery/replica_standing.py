@@ -1,4 +1,4 @@
-"""Whether a store root may hold, or holds, the replica of an app, and nothing that others have written there."""
+"""Checks that a store root holds, or may hold, the replica of an app, and that nothing else has written to it."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,105 +16,107 @@ from ..staging.clone_plan import check_roots
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An app, where it is, and where its replica is to be."""
+    """An app with its store and the store of its replica."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
 
     def replica(self, *, recovering: bool = False) -> Replica | None:
-        """What the target says of itself; None where nothing is begun there. Writes nothing.
+        """Return the replica's note in the target; None if no replica was begun there. Writes nothing.
 
-        Raises `NotFound` where there is no such app, `Refused` where the target is something else, or is being
-        recovered by others, and `Usage` where both are one root.
+        Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
+        by another process, and `Usage` if both are the same root.
         """
-        app, here, there = self.app, self.store.url, self.target.url
-        if here == there:
-            raise Usage(f"{app} is under {here} itself", hint="--to takes another store root, best elsewhere")
+        app, source_url, target_url = self.app, self.store.url, self.target.url
+        if source_url == target_url:
+            raise Usage(
+                f"{app} cannot be replicated to its own store root, {source_url}", hint="--to takes another store root"
+            )
         check_roots(self.store, self.target, deep=False)
-        info, found = apps.read_app(self.store, app), replicas.find(self.target, app)
+        info, replica = apps.read_app(self.store, app), replicas.find(self.target, app)
         if not recovering:
             check_exclusion(self.store, app, Intent.REPLICATE, *HERE)
-        where = f"{app} under {there}"
-        if found is None:
-            # A clone's replica may have brought SSTs of it along, which it shares: these are no app.
+        where = f"{app} under {target_url}"
+        if replica is None:
+            # The replica of a clone may have copied SSTs of this app that the clone shares: they make no app.
             stages = self.target.list_folders(keys.stages(app))
-            if apps.find_app(self.target, app) or any(history.head(self.target, app, each) for each in stages):
+            if apps.find_app(self.target, app) or any(history.head(self.target, app, stage) for stage in stages):
                 raise Refused(
-                    f"{where} is there already, and is no replica: nothing was written",
-                    hint="choose another root: a replica begins where there is no app of that name",
+                    f"{where} already exists and is not a replica: nothing was written",
+                    hint="choose a store root without an app of that name",
                 )
             return None
-        if found.created_ms != info.created_ms:
+        if replica.created_ms != info.created_ms:
             raise Refused(
-                f"{where} is a replica of another app {app!r}: of the one under {found.root} that was created "
-                f"{instants.when(found.created_ms)}; that of {here} was {instants.when(info.created_ms)}",
+                f"{where} is a replica of another app {app!r}, of {replica.root}, created "
+                f"{instants.when(replica.created_ms)}; that of {source_url} was {instants.when(info.created_ms)}",
                 hint="choose another root",
             )
-        if found.state != "copy" or found.root != here:
-            raise self._not_of_here(found, where)
+        if replica.state != "copy" or replica.root != source_url:
+            raise self._other_replica(replica, where)
         if not recovering:
             self.check_not_recovering()
-        return found
+        return replica
 
-    def _not_of_here(self, found: Replica, where: str) -> Refused:
-        if found.state == "copy":
+    def _other_replica(self, replica: Replica, where: str) -> Refused:
+        if replica.state == "copy":
             return Refused(
-                f"{where} is a replica of {found.root}; expected one of {self.store.url}",
-                hint=f"slackwater replicate {self.app} --store {found.root} --to {self.target.url}",
+                f"{where} is a replica of {replica.root}; expected one of {self.store.url}",
+                hint=f"slackwater replicate {self.app} --store {replica.root} --to {self.target.url}",
             )
-        done = "recovered" if found.state == "recovered" else "left behind by a recovery"
+        done = "recovered" if replica.state == "recovered" else "left behind by a recovery"
         return Refused(
-            f"{where} was {done} {instants.when(found.time_ms)} by {found.by}: it is no replica any more",
-            hint="choose another root; where the app runs now says `slackwater status`",
+            f"{where} was {done} {instants.when(replica.time_ms)} by {replica.by}: it is no longer a replica",
+            hint="choose another root; `slackwater status` shows where the app runs now",
         )
 
     def begin(self, by: str) -> None:
-        """Say that the app's folder in the target is its replica: before it, nothing is there."""
+        """Mark the app's folder in the target as a replica, before anything is copied to it."""
         apps.check_root(self.target)
         apps.check_free(self.target, self.app)
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
-        wanted = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
+        expected = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
         key = keys.replica(self.app)
-        if notes.add(self.target, key, wanted, under=lambda each: keys.replica(each.app)) != wanted:
+        if notes.add(self.target, key, expected, under=lambda replica: keys.replica(replica.app)) != expected:
             self.replica()
             return
-        apps.try_storage(self.target, key, wanted)
+        apps.try_storage(self.target, key, expected)
 
     def check_not_recovering(self) -> None:
-        """Raise `Refused` where the app is being recovered from the target, or was. One request."""
+        """Raise `Refused` if the app is being recovered from the target, or was. One request."""
         check_exclusion(self.target, self.app, Intent.REPLICATE, UnderWay.RECOVERY)
 
     def check_same(self, stage: str, version: int) -> None:
-        """Raise `Refused` where a stage's newest version in the target is not that of the app. Two requests."""
+        """Raise `Refused` if a version of a stage differs between the app and the target. Two requests."""
         key = keys.manifest(self.app, stage, version)
         try:
-            theirs = self.store.get(key)
+            source_data = self.store.get(key)
         except ObjectNotFound:
             newest = history.head(self.store, self.app, stage)
             if newest is not None and newest.version > version:
-                return  # collected: whether it was too early, the plan has seen
+                return  # collected: `every_version` has checked that it was not too early
             has = f"v{newest.version}" if newest is not None else "no version"
             raise Refused(
-                f"{self.target.url} has {self.app}/{stage} up to v{version}, and {self.store.url} has {has}: the "
-                "replica was written to by others, or the app was set back",
-                hint=f"look at both (slackwater log {self.app}); a replica of what is there now needs another root",
+                f"{self.target.url} has {self.app}/{stage} up to v{version}, but {self.store.url} has {has}: "
+                "something else wrote to the replica, or the app's store was restored from a backup",
+                hint=f"compare both (slackwater log {self.app}); to replicate the app as it is, choose another root",
             ) from None
-        if self.target.get(key) != theirs:
+        if self.target.get(key) != source_data:
             raise self.by_hand(key)
 
     def by_hand(self, key: str) -> Refused:
-        """The error for an object of the target that is not what the app has under that key."""
+        """Return the error for an object of the target that differs from the app's object with that key."""
         self.check_not_recovering()
         return Refused(
-            f"object {key} under {self.target.url} is not that of {self.store.url}: the replica was written to by "
-            "others; nothing of it was changed",
-            hint=f"look at what was done there: slackwater log {self.app} --store {self.target.url}; a replica that "
-            "can be trusted needs another root",
+            f"object {key} under {self.target.url} differs from that of {self.store.url}: something else wrote "
+            "to the replica; nothing was changed",
+            hint=f"see what was done there: slackwater log {self.app} --store {self.target.url}; for a replica "
+            "that can be trusted, choose another root",
         )
 
     def note_begun(self, by: str) -> None:
-        """Leave word in the app's log that it has a replica, unless it is there; who may only read there need not."""
+        """Record the replica in the app's log of operations, once; skipped without write permission."""
         begun = replicas.find(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

@@ -1,9 +1,9 @@
-"""`slackwater replicate`: copies what an app has more than its replica, and says last up to where that is complete.
+"""`slackwater replicate`: copies new objects of an app to its replica, then records the cut up to which it is complete.
 
-A round puts, in this order: notes that versions go by, SSTs, manifests, all else beside them, snapshots, what is kept
-of Kafka, what may exist, the snapshot that pins the cut, and the cut. What the app has given up goes after that
-(`sweep`). Killed anywhere, or done by several at once, each object is whole or not there, and the next round goes on:
-nothing is written over but what the app writes over.
+A round puts, in this order: notes by which versions are read, SSTs, manifests, other objects, snapshots, data kept of
+Kafka, the boundary of versions, the snapshot that pins the cut, and the cut. Then it deletes what the app has deleted
+(`sweep`). Several processes may copy at once, and each may be killed at any point: each object is complete or absent,
+and the next round continues. Only objects that the app overwrites are overwritten.
 """
 
 import dataclasses
@@ -40,53 +40,53 @@ from .sweep import drop_older, settle, sweep
 _CHUNK = 128
 """Versions of a stage read ahead: their SSTs are copied together."""
 _ATTEMPTS = 5
-"""Rounds begun anew because something else went on at the same time."""
+"""Attempts of a round that conflicts with another process."""
 _BEAT_MS = 60_000
-"""A replica that lacks nothing says so again after this time."""
+"""Interval at which a complete replica records again that it is complete."""
 
 
 class _Raced(Exception):
-    """Somebody else copies to the same replica, and was at the same cut."""
+    """Another process copies to the same replica, and recorded the same cut first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round copied."""
+    """The result of one round."""
 
     cut: ReplicaCut
-    """What the replica is complete up to."""
+    """The cut up to which the replica is complete."""
     versions: Mapping[str, int]
-    """How many versions of each stage came."""
+    """Number of copied versions by stage."""
     objects: int
     bytes: int
     removed: int
-    """Objects that went, as they did from the app."""
+    """Objects deleted because the app deleted them."""
     took_ms: int
 
     @property
     def is_news(self) -> bool:
-        """Whether anything came or went."""
+        """True if any object was copied or deleted."""
         return bool(self.objects or self.removed)
 
 
 @dataclass(slots=True)
 class Replicator:
-    """Copies one app from `store` to `target`; later rounds know what earlier ones found there."""
+    """Copies one app from `store` to `target`; later rounds reuse what earlier ones listed there."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
     by: str
     reader: Topics | None = None
-    """None where nothing says where Kafka is: then what is on the way is not kept."""
+    """None without Kafka: then in-flight records are not copied."""
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
-    """Whether the caller recovers the app from this replica, and this is the last that is copied."""
+    """True if a recovery runs this as its last round."""
     copier: Copier = field(init=False)
     pair: Pair = field(init=False)
     _same: dict[str, int] = field(default_factory=dict)
-    """By stage, a version that is the same in both."""
+    """By stage, a version that is equal in both stores."""
     _swept: object = None
     _limit: Boundary | None = None
     _forgotten: str = ""
@@ -96,7 +96,10 @@ class Replicator:
         self.pair = Pair(self.store, self.target, self.app)
 
     def plan(self) -> Todo:
-        """What is to be copied. Raises as `Pair.replica`, and `Refused` where the app has collected what comes next."""
+        """Return what is to be copied.
+
+        Raises the errors of `Pair.replica`, and `Refused` if the app has collected the versions that come next.
+        """
         self._begun()
         return self._plan()
 
@@ -104,28 +107,29 @@ class Replicator:
         return self.pair.replica(recovering=self.recovering) is not None
 
     def _plan(self) -> Todo:
-        return every_version(self.store, self.app, {stage: head.version for stage, head in self._there()})
+        return every_version(self.store, self.app, {stage: head.version for stage, head in self._target_heads()})
 
     def round(self) -> Round:
         """Copy all that is missing.
 
-        Raises as `plan`; `Corruption` where an object of the app is damaged, `Refused` where the replica was written to
-        by others, or others copy to it all the time, and `Unavailable`: the next round goes on.
+        Raises the errors of `plan`; `Corruption` if an object of the app is damaged, `Refused` if the replica was
+        written to by something else, or other processes keep copying to it, and `Unavailable`, after which the next
+        round continues.
         """
         began_ms, objects, size = instants.now_ms(), self.copier.objects, self.copier.copied_bytes
         for attempt in range(_ATTEMPTS):
-            is_last, known = attempt == _ATTEMPTS - 1, self._given_up()
+            is_last, given_up = attempt == _ATTEMPTS - 1, self._given_up()
             try:
                 done = self._round()
             except _Raced:
                 if is_last:
                     raise Refused(
-                        f"somebody else copies {self.app} to {self.target.url}, and was faster {_ATTEMPTS} times",
-                        hint="nothing is lost: that one goes on, and so does this one when it is started again",
+                        f"another process replicates {self.app} to {self.target.url} and was faster {_ATTEMPTS} times",
+                        hint="nothing is lost: the other process continues, and this command can be run again",
                     ) from None
             except (Corruption, NotFound, ObjectNotFound):
-                # What was collected, or had keys taken out of it, while it was copied is not missing.
-                if is_last or self._given_up() == known:
+                # Objects that were collected or rewritten by `forget` during the round are not missing.
+                if is_last or self._given_up() == given_up:
                     raise
             else:
                 copied = (self.copier.objects - objects, self.copier.copied_bytes - size)
@@ -135,7 +139,7 @@ class Replicator:
         raise AssertionError
 
     def _given_up(self) -> tuple[Boundary, str]:
-        """What says which objects the app has given up."""
+        """Return the records of the objects that the app has deleted."""
         return last_final(self.store, self.app), was_forgotten(self.store, self.app)
 
     def run(
@@ -145,9 +149,10 @@ class Replicator:
         on_round: Callable[[Round], None],
         on_trouble: Callable[[Unavailable], None],
     ) -> None:
-        """Rounds until it is `over`, at most one in `every_ms`.
+        """Run rounds until `over` is set, at most one in `every_ms`.
 
-        What is away is tried again, and `on_trouble` told of it. Raises as `round` else.
+        If a store is unavailable, `on_trouble` is called and the next round retries. Raises the other errors of
+        `round`.
         """
         while not over.is_set():
             began = time.monotonic()
@@ -164,7 +169,7 @@ class Replicator:
             self.pair.begin(self.by)
         last = replicas.CUTS.newest(self.target, self.app)
         self._copy_rules()
-        for stage, head in self._there():
+        for stage, head in self._target_heads():
             if self._same.get(stage) != head.version:
                 self.pair.check_same(stage, head.version)
         for stage, versions in todo.versions.items():
@@ -174,20 +179,20 @@ class Replicator:
             self.pair.note_begun(self.by)
         copy_others(self.copier, self.app)
         while was_forgotten(self.store, self.app) != self._forgotten:
-            self._copy_rules()  # what was copied meanwhile may need what that names
+            self._copy_rules()  # objects copied meanwhile may need SSTs that the new record names
         snapshots = tuple(self._copy_snapshots(todo, last))
         self._settle(todo)
-        cut = self._put_cut(todo, snapshots, last, seen_ms)
-        # With who the app is the replica is there for readers.
+        cut = self._record_cut(todo, snapshots, last, seen_ms)
+        # Readers see the replica once the app's identity is there.
         if not self.copier.put(key := keys.app_info(self.app), self.store.get(key)):
             raise self.pair.by_hand(key)
-        self._tell(cut)
+        self._report_to_app(cut)
         removed = self._sweep(todo, cut, last)
-        counts = {stage: len(each) for stage, each in todo.versions.items() if each}
+        counts = {stage: len(copied) for stage, copied in todo.versions.items() if copied}
         return Round(cut, counts, 0, 0, removed, 0)
 
     def _settle(self, todo: Todo) -> None:
-        """Say what may exist before the cut is: readers would take versions that the app collected for missing."""
+        """Update the boundary before the cut, so that readers do not expect versions that the app has collected."""
         if self.recovering or self._limit == todo.limit:
             return
         try:
@@ -200,8 +205,8 @@ class Replicator:
         self._forgotten = was_forgotten(self.store, self.app)
         copy_rules(self.copier, self.app)
 
-    def _there(self) -> Iterator[tuple[str, Manifest]]:
-        """The newest version of each stage in the target."""
+    def _target_heads(self) -> Iterator[tuple[str, Manifest]]:
+        """Yield the newest version of each stage in the target."""
         for stage in self.target.list_folders(keys.stages(self.app)):
             head = history.head(self.target, self.app, stage, hint=self._same.get(stage, 0))
             if head is not None:
@@ -215,66 +220,66 @@ class Replicator:
             data = self.store.get(key)
             return key, data, codec.decode(data, Manifest, key=key)
 
-        found = tuple(many(read, versions, self.workers))
-        ssts = {sst.object: sst for _, _, manifest in found for sst in all_ssts(manifest)}
+        manifests = tuple(many(read, versions, self.workers))
+        ssts = {sst.object: sst for _, _, manifest in manifests for sst in all_ssts(manifest)}
         if elsewhere := next((sst.root for sst in ssts.values() if sst.root), ""):
             raise Refused(
-                f"{self.app}/{stage} names SSTs under {elsewhere}, as a clone across roots does: a replica would not "
-                "hold all that it needs",
-                hint=f"replicate a clone with everything of its own: slackwater clone {self.app} NAME --deep --to ROOT",
+                f"{self.app}/{stage} uses SSTs under {elsewhere}, as a clone across roots does: its replica would be "
+                "incomplete",
+                hint=f"replicate a deep clone instead: slackwater clone {self.app} NAME --deep --to ROOT",
             )
         self.copier.ssts(ssts.values(), may_be_gone=bool(self._forgotten))
-        # In their order: the newest that is there is never ahead of one that is not.
-        for key, data, manifest in found:
+        # In ascending order, so that no version is missing before the newest one.
+        for key, data, manifest in manifests:
             if not self.copier.put(key, data):
                 raise self.pair.by_hand(key)
             self._same[stage] = max(manifest.version, self._same.get(stage, 0))
 
     def _copy_snapshots(self, todo: Todo, last: ReplicaCut | None) -> Iterator[Snapshot]:
-        """Copy the app's snapshots, and what they keep; gives those that are there, and are the app's."""
-        for each in todo.snapshots:
-            there = SNAPSHOTS.find(self.target, each.name, self.app)
-            if there is not None and there != each and (last is None or each.name not in last.snapshots):
-                continue  # the replica has that name for one of its own
-            if there != each:
-                if not all(map(self.copier.one, sorted(each.object_keys))) and not self._forgotten:
-                    continue  # it was removed meanwhile
-                SNAPSHOTS.put(self.target, each)
-            yield each
+        """Copy the app's snapshots with their objects; yields the snapshots that the target then has."""
+        for snapshot in todo.snapshots:
+            copy = SNAPSHOTS.find(self.target, snapshot.name, self.app)
+            if copy is not None and copy != snapshot and (last is None or snapshot.name not in last.snapshots):
+                continue  # the replica has a snapshot of its own with that name
+            if copy != snapshot:
+                if not all(map(self.copier.one, sorted(snapshot.object_keys))) and not self._forgotten:
+                    continue  # the snapshot was removed meanwhile
+                SNAPSHOTS.put(self.target, snapshot)
+            yield snapshot
 
-    def _put_cut(
+    def _record_cut(
         self, todo: Todo, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
     ) -> ReplicaCut:
-        """Keep what is on the way at the cut, pin it, and say that all is there, unless that was said just now."""
+        """Record the cut up to which the replica is complete, unless it was recorded just now."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
-        mine = {each.name for each in snapshots}
-        # Those that the app has given up, until a sweep has taken them: it may be killed before.
-        mine |= {
+        copied_names = {snapshot.name for snapshot in snapshots}
+        # Snapshots that the app has removed, until a sweep has removed them here: it may be killed before.
+        copied_names |= {
             name
             for name in (last.snapshots if last is not None else ())
-            if name not in mine and SNAPSHOTS.find(self.target, name, self.app) is not None
+            if name not in copied_names and SNAPSHOTS.find(self.target, name, self.app) is not None
         }
-        names = tuple(sorted(mine))
+        names = tuple(sorted(copied_names))
         if last is not None and last.stages == stages and (not last.lacks or self.reader is None):
             if last.snapshots == names and seen_ms - last.seen_ms < _BEAT_MS:
                 return last
             cut = replace(last, number=last.number + 1, seen_ms=seen_ms, snapshots=names, by=self.by)
         else:
             number = last.number + 1 if last is not None else 1
-            cut = replace(self._kept(todo, stages, snapshots, number, seen_ms), snapshots=names)
+            cut = replace(self._pin_cut(todo, stages, snapshots, number, seen_ms), snapshots=names)
         if not self.recovering:
             self.pair.check_not_recovering()
         if CUTS.add(self.target, cut) != cut:
             raise _Raced
         return cut
 
-    def _kept(
+    def _pin_cut(
         self, todo: Todo, stages: dict[str, int], snapshots: tuple[Snapshot, ...], number: int, seen_ms: int
     ) -> ReplicaCut:
-        """The cut, with what is kept of Kafka for it, pinned by a snapshot of the replica's own."""
+        """Return the cut with the data kept of Kafka, pinned by a snapshot of the replica."""
         app, cut = self.app, without_retired(self.store, self.app, todo.cut)
         while SNAPSHOTS.find(self.target, f"{PREFIX}{number}", app) is not None:
-            number += 1  # of a round that was killed, or goes on beside this one
+            number += 1  # the name is used by a killed or a concurrent round
         name, sinks, lacks = f"{PREFIX}{number}", tuple[SinkRest, ...](), ""
         if cut.stages:
             channels, lacks = records_in_flight(self.store, self.target, cut, name, snapshots, self.reader)
@@ -287,9 +292,10 @@ class Replicator:
             )  # fmt: skip
             if SNAPSHOTS.add(self.target, pin) != pin:
                 own = keys.snapshot_objects(app, name)
-                captured = (*channels, *(each.rows for each in sinks))
+                captured = (*channels, *(sink.rows for sink in sinks))
                 discard(
-                    self.target, (each for each in captured if each.objects and each.objects[0].key.startswith(own))
+                    self.target,
+                    (records for records in captured if records.objects and records.objects[0].key.startswith(own)),
                 )
                 raise _Raced
         time_ms = max((head.time_ms for head in todo.cut.values()), default=0)
@@ -306,8 +312,8 @@ class Replicator:
             by=self.by,
         )
 
-    def _tell(self, cut: ReplicaCut) -> None:
-        """Leave word with the app of how far its replica is; who may only read there need not."""
+    def _report_to_app(self, cut: ReplicaCut) -> None:
+        """Record the replica's progress with the app; skipped without write permission."""
         at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.by)
         try:
             REPLICAS.put(self.store, KnownReplica(self.app, replicas.root_id(self.target.url), self.target.url, *at))
@@ -315,9 +321,9 @@ class Replicator:
             return
 
     def _sweep(self, todo: Todo, cut: ReplicaCut, last: ReplicaCut | None) -> int:
-        """Take away what the app has not any more, when that may be something; how many objects."""
+        """Delete what the app has deleted since the last sweep, if anything; returns the number of objects."""
         if self.recovering:
-            return 0  # an earlier cut may be what the app goes on from
+            return 0  # the recovery may use an earlier cut
         self.pair.check_not_recovering()
         if last is None or cut != last or self._swept is None:
             drop_older(self.target, cut)

@@ -1,4 +1,4 @@
-"""Forgetting keys: taking them out of all that an app, its clones and replicas store, and proving that they are gone.
+"""Erasure of keys (`slackwater forget`): takes keys out of an app, its clones and replicas, and verifies that.
 
-Not here: how readers learn that another SST took the place of one (`store.versions.forgotten`).
+How readers learn that an SST was replaced is in `store.versions.forgotten`.
 """

@@ -1,4 +1,4 @@
-"""The input archive without a key: its objects once more, and an index that names these instead."""
+"""Takes keys out of input archives: rewrites objects without them, and commits an index that names the new objects."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,78 +22,79 @@ from .held import Held, Search
 from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
-"""Of which in each somebody else has changed the archive meanwhile."""
+"""Attempts, each of which failed because the archive was changed meanwhile."""
 _PAUSES = 20
-"""Until it is said instead what is to come: a runner archives every few seconds."""
+"""Waits for a runner, which archives every few seconds; afterwards the pending offsets are reported instead."""
 
 
 WHAT = "input archive"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-"""As stages write messages."""
+"""The compression that stages use for messages."""
 
 
 def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
-    """The objects of all archives of an app that hold a key and were not seen yet; by field, how many records do.
+    """Yield archived objects of an app that hold a key and were not seen yet, with the number of records by field.
 
-    Those that hold none are known as `Search.clean` from then on. Raises `Corruption` and `Unavailable`.
+    Objects without a key are added to `Search.clean`. Raises `Corruption` and `Unavailable`.
     """
     for archive in search.archives():
-        for one in archive.objects:
-            if one.object in search.clean:
+        for item in archive.objects:
+            if item.object in search.clean:
                 continue
             search.looked_into += 1
-            if fields := _fields(search, archive.topic, one.object, _rows(search, one)):
-                yield archive, one, fields
+            if fields := _fields(search, archive.topic, item.object, _rows(search, item)):
+                yield archive, item, fields
             else:
-                search.clean.add(one.object)
+                search.clean.add(item.object)
 
 
 GoneObject = tuple[str, ArchiveObject, dict[str, int], int]
-"""The topic, the object, records by field, and the bytes in its place."""
+"""The topic, the object, records by field, and the size of its replacement in bytes."""
 
 
 def take_out(
-    search: Search, *, by: str, now_ms: Callable[[], int], before: Callable[[Sequence[GoneObject]], None]
+    search: Search, *, by: str, now_ms: Callable[[], int], on_gone: Callable[[Sequence[GoneObject]], None]
 ) -> bool:
-    """Have no index of an app name an object that holds a key; whether any did. `before` is told what is to go.
+    """Replace objects that hold a key in all archives of an app; returns True if there were any.
 
-    Raises `CommitConflict` where others kept changing an archive, `Corruption` and `Unavailable`.
+    `on_gone` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing an
+    archive, `Corruption` and `Unavailable`.
     """
     store, any_gone = search.member.store, False
     for _ in range(_ROUNDS):
         by_archive: dict[str, tuple[ArchiveIndex, dict[str, ArchiveObject | None]]] = {}
         gone: list[GoneObject] = []
-        for archive, one, fields in holders(search):
-            made = _rewritten(search, archive, one)
-            by_archive.setdefault(archive.prefix, (archive, {}))[1][one.object] = made
-            gone.append((archive.topic, one, fields, made.bytes if made is not None else 0))
+        for archive, item, fields in holders(search):
+            rewritten = _rewritten(search, archive, item)
+            by_archive.setdefault(archive.prefix, (archive, {}))[1][item.object] = rewritten
+            gone.append((archive.topic, item, fields, rewritten.bytes if rewritten is not None else 0))
         if not gone:
             return any_gone
         any_gone = True
-        before(gone)
+        on_gone(gone)
         for archive, changes in by_archive.values():
-            # It changes nothing where one of them was merged meanwhile: then all are looked at again.
+            # If one of them was merged meanwhile this changes nothing, and the next round searches again.
             index.change(store, archive, index.exchanged(changes, forgotten=True), by=by, now_ms=now_ms())
     raise CommitConflict(
-        f"the input archive of {search.member.app} kept changing while keys were to be forgotten", version=0
+        f"the input archive of {search.member.app} kept changing while keys were taken out of it", version=0
     )
 
 
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
-    """Objects in the archives' folders that hold a key, or cannot be decoded, and that the newest index does not name.
+    """Yield objects that hold a key, or cannot be decoded, and that the newest index of their archive does not name.
 
-    And whether an earlier one names it: then nobody will any more. Else it was put a moment ago, or is litter.
+    The flag is True if an earlier index names the object: no later one will. Else it was put just now, or is an orphan.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
         listed = [info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED]
-        # After the listing: what was appended in between is named.
+        # After the listing, so that objects appended in between are named.
         try:
             all_indexes = INDEXES.all(store, archive.prefix)
         except Corruption as error:
             search.damaged[error.object_key] = error
             continue
-        indexes = [frozenset(one.object for one in each.objects) for each in all_indexes]
+        indexes = [frozenset(item.object for item in version.objects) for version in all_indexes]
         earlier = frozenset().union(*indexes)
         for info in listed:
             if info.key not in indexes[-1] and _of_bytes(search, archive.topic, info.key):
@@ -102,22 +103,22 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
 
 
 def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> None:
-    """Wait for runners that are yet to archive what their apps have read by now, for some rounds of theirs.
+    """Wait, for a limited time, until running runners have archived what their apps have read by now.
 
-    A record that was read before the keys went, and is archived afterwards, would bring one back.
+    A record that was read before the erasure and archived after it would bring a key back.
     """
     waiting = [(search.member, tuple(_heads(search.member))) for search in searches]
     for _ in range(_PAUSES):
-        waiting = [(each, heads) for each, heads in waiting if owed(each, heads) and _runs(each)]
+        waiting = [(member, heads) for member, heads in waiting if owed(member, heads) and _runs(member)]
         if not waiting:
             return
         pause()
 
 
 def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
-    """Offsets by topic that an app has read, by its newest versions or these, and that are to come into its archive."""
-    found = archives_of(member.store, member.app, heads or _heads(member), {})
-    return {each.topic: each.behind for each in found if each.behind}
+    """Return the number of offsets by topic that an app has read, up to `heads` or by now, and not archived yet."""
+    archives = archives_of(member.store, member.app, heads or _heads(member), {})
+    return {topic.topic: topic.behind for topic in archives if topic.behind}
 
 
 def _heads(member: Member) -> Iterable[Manifest]:
@@ -128,17 +129,17 @@ def _runs(member: Member) -> bool:
     return bool(runners.beats(member.store, member.app, instants.now_ms()))
 
 
-def _rows(search: Search, one: ArchiveObject) -> Iterable[pa.Table]:
-    return objects.ArchivedRecords(search.member.store, one).all()
+def _rows(search: Search, item: ArchiveObject) -> Iterable[pa.Table]:
+    return objects.ArchivedRecords(search.member.store, item).all()
 
 
 def _fields(search: Search, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
-    """The records of an object that hold a key, by the field that says so; what cannot be told is noted."""
+    """Return the number of records of an object that hold a key, by field; undecidable records are noted."""
     fields: dict[str, int] = {}
     search.unproved.pop(key, None)
     for rows in parts:
-        for found in _matches(search, topic, key, rows)[1]:
-            for text, count in found.fields.items():
+        for matches in _matches(search, topic, key, rows)[1]:
+            for text, count in matches.fields.items():
                 fields[text] = fields.get(text, 0) + count
     return fields
 
@@ -149,70 +150,74 @@ def _of_bytes(search: Search, topic: str, key: str) -> bool:
     except ObjectNotFound:
         return False
     except (pa.ArrowException, OSError):
-        return True  # who knows
+        return True  # unknown: count it as a match
 
 
 def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
-    """The records that are messages between stages, by place; and what holds a key: records first, rows of each then.
+    """Return the messages between stages by row, and the matches: those of records first, then of each message's rows.
 
-    A message has rows of many keys, and those of others stay: as a whole it holds none.
+    A message holds rows of many keys, and the other rows stay: so a message as a whole is never a match.
     """
-    fields, places = search.fields, search.fields.places_of(topic)
-    plain = [rule for place in places if place not in fields.channels for rule in fields.rules(place)]
-    inside = [rule for place in places if place in fields.channels for rule in fields.rules(place)]
+    fields, inputs = search.fields, search.fields.places_of(topic)
+    plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules(place)]
+    inside = [rule for place in inputs if place in fields.channels for rule in fields.rules(place)]
     values = rows["value"].to_pylist()
-    sent = {place: each for place, value in enumerate(values) if value and (each := message_rows(value)) is not None}
+    sent = {
+        place: message for place, value in enumerate(values) if value and (message := message_rows(value)) is not None
+    }
     if sent:
-        left = [None if place in sent else value for place, value in enumerate(values)]
+        records_only = [None if place in sent else value for place, value in enumerate(values)]
         at = rows.schema.get_field_index("value")
-        rows = rows.set_column(at, "value", pa.array(left, pa.binary()))
+        rows = rows.set_column(at, "value", pa.array(records_only, pa.binary()))
     of_rows = [*inside, *map(_of_row, plain)]
-    # What stands in a channel besides messages are marks of our own.
-    records = rows.slice(0, 0) if all(place in fields.channels for place in places) else rows
-    found = [search.matches(WHAT, places[0], key, records, plain)]
+    # Records of a channel that are no messages are our own markers.
+    records = rows.slice(0, 0) if all(place in fields.channels for place in inputs) else rows
+    matches = [search.matches(WHAT, inputs[0], key, records, plain)]
     if not records.num_rows:
-        found[0].mask = np.zeros(rows.num_rows, np.bool_)
-    found += [search.matches(WHAT, places[0], key, each, of_rows) for each in sent.values()]
+        matches[0].mask = np.zeros(rows.num_rows, np.bool_)
+    matches += [search.matches(WHAT, inputs[0], key, message, of_rows) for message in sent.values()]
     if topic not in fields.topics and not plain and key:
         search.note(
             key, WHAT, topic, f"no stage reads the topic any more (--field 'TABLE={topic}:FIELD')", rows.num_rows
         )
-    return sent, found
+    return sent, matches
 
 
 def _of_row(rule: Rule) -> Rule:
-    """A rule for the rows of a message, of one for messages."""
+    """Return the rule for rows of a message that corresponds to a rule for messages."""
 
     def column(where: Field) -> Field:
         inside = where.column == "value" and where.steps
         return Field(where.steps[0], where.steps[1:]) if inside else where
 
-    columns = tuple(tuple(replace(each, field=column(each.field)) for each in some) for some in rule.columns)
+    columns = tuple(
+        tuple(replace(comparison, field=column(comparison.field)) for comparison in some) for some in rule.columns
+    )
     return Rule(rule.table, columns)
 
 
-def _rewritten(search: Search, archive: ArchiveIndex, one: ArchiveObject) -> ArchiveObject | None:
-    """The object without the records that hold a key, put under a new name; None where none is left.
+def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
+    """Put a copy of the object without the records that hold a key; returns None if no record remains.
 
-    What it covers stays: these offsets were read, and nothing is to be read there any more.
+    The copy covers the same offsets: they were read, and must not be read again.
     """
     writer = objects.ArchiveWriter()
-    for rows in _rows(search, one):
+    for rows in _rows(search, item):
         writer.append(_without(rows, *_matches(search, archive.topic, "", rows)))
     if not writer.num_rows:
         return None
-    made, data = writer.finish(index.new_object(archive), one.extents, one.read_ms)
-    search.member.store.put(made.object, data)
-    return made
+    copy, data = writer.finish(index.new_object(archive), item.extents, item.read_ms)
+    search.member.store.put(copy.object, data)
+    return copy
 
 
-def _without(rows: pa.Table, sent: dict[int, pa.Table], found: list[Matches]) -> pa.Table:
-    """Records without those that hold a key, messages without such rows."""
-    gone, values = found[0].mask.copy(), rows["value"].to_pylist()
-    for (place, each), mine in zip(sent.items(), found[1:], strict=True):
-        if mine.mask.any():
-            gone[place] = gone[place] or mine.mask.all()
-            values[place] = _encoded(each.filter(pa.array(~mine.mask)))
+def _without(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Matches]) -> pa.Table:
+    """Return the records without those that hold a key, and messages without rows that do."""
+    gone, values = matches[0].mask.copy(), rows["value"].to_pylist()
+    for (place, message), match in zip(sent.items(), matches[1:], strict=True):
+        if match.mask.any():
+            gone[place] = gone[place] or match.mask.all()
+            values[place] = _encoded(message.filter(pa.array(~match.mask)))
     if sent:
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
     return rows.filter(pa.array(~gone)) if gone.any() else rows

@@ -1,4 +1,4 @@
-"""The apps that have the same SSTs: one, its clones, and theirs, under whatever roots."""
+"""The apps that share SSTs: an app, its clones, and their clones, in all roots."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ...store.versions.side_tables import all_ssts, owner, table_name
 
 _SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
 _MOST = 1_000_000
-"""Keys that are forgotten at once: all of them are in memory."""
+"""Maximum number of keys of one call: all of them are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,50 +31,49 @@ class KeysAsked:
     """Keys to be forgotten, as they were typed."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
-    """By table; text where the number of the key's columns is not known yet."""
+    """Keys by table; text until it is split into the key's columns."""
     also: tuple[str, ...] = ()
-    """Other values of the same keys, of each of these tables: what a program makes keys of, such as another case."""
+    """Other spellings of the same keys, of any table, which the program normalizes, such as upper case."""
 
     @classmethod
     def of(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "KeysAsked":
-        """From `TABLE=KEY` each, files with one of these a line, and other values of these keys. Raises `Usage`."""
+        """Parse `TABLE=KEY` arguments, files with one such line each, and other spellings. Raises `Usage`."""
         lines = [*keys, *(line for file in files for line in _lines(file))]
-        found: dict[str, dict[tuple[object, ...] | str, None]] = {}
+        keys_by_table: dict[str, dict[tuple[object, ...] | str, None]] = {}
         for line in lines:
             table, equals, key = line.partition("=")
             if not (table and equals):
-                raise Usage("a key to be forgotten has no table, or no '='", hint=f"expected {_SHAPE}")
-            found.setdefault(table, {})[key] = None
-        return cls._checked(found, also)
+                raise Usage("a key to forget lacks its table, or the '='", hint=f"expected {_SHAPE}")
+            keys_by_table.setdefault(table, {})[key] = None
+        return cls._checked(keys_by_table, also)
 
     @classmethod
     def of_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "KeysAsked":
-        """From Python's own values, by table; a tuple for a key of several columns. Raises `Usage`."""
+        """Convert Python values by table; a tuple for a key of several columns. Raises `Usage`."""
         return cls._checked(
-            {
-                table: {each if isinstance(each, tuple) else (each,): None for each in some}
-                for table, some in keys.items()
-            },
+            {table: {key if isinstance(key, tuple) else (key,): None for key in some} for table, some in keys.items()},
             also,
         )
 
     @classmethod
-    def _checked(cls, found: Mapping[str, Mapping[tuple[object, ...] | str, None]], also: Iterable[str]) -> "KeysAsked":
-        count = sum(map(len, found.values()))
+    def _checked(
+        cls, keys_by_table: Mapping[str, Mapping[tuple[object, ...] | str, None]], also: Iterable[str]
+    ) -> "KeysAsked":
+        count = sum(map(len, keys_by_table.values()))
         if not count:
-            raise Usage("there is no key to be forgotten", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
+            raise Usage("no key to forget was given", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
         if count > _MOST:
-            raise Usage(f"{count:,} keys are more than are forgotten at once", hint=f"at most {_MOST:,}")
-        return cls({table: tuple(some) for table, some in found.items()}, tuple(dict.fromkeys(also)))
+            raise Usage(f"{count:,} keys are too many for one call", hint=f"at most {_MOST:,}")
+        return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
-        """Tells whether somebody asks for the same keys again, to whoever has them and the salt."""
+        """Return a salted hash, by which a call recognises that the same keys are requested again."""
         typed = [*sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()), sorted(self.also)]
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
     def values(self, name: str, table: Table) -> list[Sequence[object]]:
-        """The values of each key of a table. Raises `Usage` where a text is not as many, or not of its types."""
-        keys = [each if isinstance(each, tuple) else key_of(name, table, each) for each in self.tables[name]]
+        """Return the column values of each key of a table. Raises `Usage` for a wrong number or type of values."""
+        keys = [key if isinstance(key, tuple) else key_of(name, table, key) for key in self.tables[name]]
         for text in self.also:
             try:
                 value = key_of(name, table, text)
@@ -82,7 +81,7 @@ class KeysAsked:
             except Usage:
                 if len(self.tables) == 1:
                     raise
-                continue  # it is of another table
+                continue  # the value is for another table
             keys.append(value)
         return keys
 
@@ -92,13 +91,13 @@ def _lines(file: Path) -> Iterator[str]:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"cannot read {file} as text: {error}") from error
-    # Ends of lines have become "\n" by now; a key may have others of those that `splitlines` takes for one.
+    # Line ends are "\n" by now; a key may contain other characters at which `splitlines` would split.
     return filter(None, text.split("\n"))
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one table, as look-ups take them."""
+    """Keys of one table, prepared for look-ups."""
 
     names: tuple[str, ...]
     hashes: npt.NDArray[np.int64]
@@ -107,9 +106,9 @@ class Keys:
     """The key columns, in the order of the hashes."""
 
     @classmethod
-    def of(cls, name: str, table: Table, asked: KeysAsked) -> "Keys":
-        """Raises `Usage` where a value is not of its column's type."""
-        rows = parse_keys(name, table, asked.values(name, table))
+    def of(cls, name: str, table: Table, requested: KeysAsked) -> "Keys":
+        """Convert the requested keys of a table. Raises `Usage` if a value is not of its column's type."""
+        rows = parse_keys(name, table, requested.values(name, table))
         hashes = hash_keys(rows, rows.schema.names)
         order = np.argsort(hashes, kind="stable")
         return cls(tuple(rows.schema.names), hashes[order], rows.take(pa.array(order)).combine_chunks())
@@ -117,106 +116,109 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the apps."""
+    """One app of those that share SSTs."""
 
     store: ObjectStore
-    """At the app's root."""
+    """The store at the app's root."""
     app: str
     heads: Mapping[str, Manifest]
 
     @property
     def name(self) -> str:
-        """The app, and its root where several may be meant."""
+        """The app with its root."""
         return f"{self.app} under {self.store.url}"
 
-    def tables(self, asked: KeysAsked) -> dict[str, str]:
-        """By stage, as its folder is called, under which name the keys of its table are asked for.
+    def tables(self, requested: KeysAsked) -> dict[str, str]:
+        """Return the name under which a table's keys were requested, by the folder of its stage.
 
-        A stage that was renamed has SSTs and versions under each of its names.
+        A renamed stage has SSTs and versions under each of its names.
         """
-        found: dict[str, str] = {}
+        names_by_folder: dict[str, str] = {}
         for head in self.heads.values():
-            names = [*(each.stage for each in head.formerly), head.stage, *([head.called] if head.called else [])]
+            names = [*(former.stage for former in head.formerly), head.stage, *([head.called] if head.called else [])]
             for name in names:
-                if name in asked.tables:
-                    found |= dict.fromkeys((each for each in names if each in self.heads), name)
-        return found
+                if name in requested.tables:
+                    names_by_folder |= dict.fromkeys((folder for folder in names if folder in self.heads), name)
+        return names_by_folder
 
-    def sides(self, asked: KeysAsked) -> dict[tuple[str, str], str]:
-        """The same for tables beside those of queries, which have keys of their own: by stage and name behind that."""
-        each = ((stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables)
-        return {(stage, side): name for stage, side, name in each if name in asked.tables}
+    def sides(self, requested: KeysAsked) -> dict[tuple[str, str], str]:
+        """Return the requested names of side tables with keys (copies of queries), by stage and side."""
+        side_tables = (
+            (stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables
+        )
+        return {(stage, side): name for stage, side, name in side_tables if name in requested.tables}
 
     @property
     def copies(self) -> list[tuple[str, Manifest]]:
-        """The stages that are copies of what a query of Spark's keeps."""
+        """The stages that copy the state of a Spark query."""
         return [(stage, head) for stage, head in self.heads.items() if head.attached is not None]
 
 
 def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
-    """The app, and all that live from it, each behind those that it lives from.
+    """Return the app and all its clones, each after the apps whose files it uses.
 
-    Raises `NotFound` where there is no such app, `Refused` where it lives from another one itself, or a clone is being
-    made, and `Unavailable`, also where a clone's root cannot be reached: it has to be, as what it shares is rewritten.
+    Raises `NotFound` if the app does not exist, `Refused` if it is a clone that uses another app's files, or a clone is
+    being made, and `Unavailable`, also if a clone's root cannot be reached: the files that the clone shares are
+    rewritten.
     """
     apps.read_app(store, app)
-    me = _member(store, app)
-    _check_lives_from_none(me)
-    found, waiting = {(store.url, app): me}, [me]
+    member = _member(store, app)
+    _check_uses_no_other(member)
+    members, waiting = {(store.url, app): member}, [member]
     while waiting:
         for clone in _clones(waiting.pop(0)):
             place = (clone.store.url, clone.app)
-            found.pop(place, None)  # it lives from this one, too: it comes behind it, and so do its own
-            found[place] = clone
+            members.pop(place, None)  # it uses files of this one, too, so it and its clones come after this one
+            members[place] = clone
             waiting.append(clone)
-    return tuple(found.values())
+    return tuple(members.values())
 
 
 def _member(store: ObjectStore, app: str) -> Member:
     return Member(store, app, heads_of(store, app, history.list_stages(store, app)))
 
 
-def _clones(of: Member) -> Iterator[Member]:
-    pins = [pin for pin in list_snapshots(of.store, of.app) if pin.kind == "clone"]
-    living = {(pin.clone_root, pin.clone) for pin in pins if clone_lives(of.store, pin)}
-    check_exclusion(of.store, of.app, Intent.FORGET, UnderWay.CLONING)
+def _clones(source: Member) -> Iterator[Member]:
+    pins = [pin for pin in list_snapshots(source.store, source.app) if pin.kind == "clone"]
+    living = {(pin.clone_root, pin.clone) for pin in pins if clone_lives(source.store, pin)}
+    check_exclusion(source.store, source.app, Intent.FORGET, UnderWay.CLONING)
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
-        where = of.store.at(root)
-        for other, objects in shared(of.store, of.app, root):
-            # One that has merged all that it shared has the rows all the same.
+        where = source.store.at(root)
+        for other, objects in shared(source.store, source.app, root):
+            # A clone that has rewritten all shared files still has the rows.
             if objects or (root, other) in living:
                 yield _member(where, other)
 
 
-def _check_lives_from_none(me: Member) -> None:
-    others: dict[str, str] = {}
-    for stage in me.heads:
-        # Of all versions that are left, the oldest names the most of another app.
-        for version in history.versions(me.store, me.app, stage)[:1]:
-            for sst in all_ssts(history.read(me.store, me.app, stage, version)):
+def _check_uses_no_other(member: Member) -> None:
+    owners: dict[str, str] = {}
+    for stage in member.heads:
+        # The oldest remaining version names the most files of another app.
+        for version in history.versions(member.store, member.app, stage)[:1]:
+            for sst in all_ssts(history.read(member.store, member.app, stage, version)):
                 owner = sst.object.partition("/")[0]
-                if owner != me.app or sst.root not in ("", me.store.url):
-                    others[owner] = sst.root
-    for owner, root in others.items():
+                if owner != member.app or sst.root not in ("", member.store.url):
+                    owners[owner] = sst.root
+    for owner, root in owners.items():
         where = f" under {root}" if root else ""
         raise Refused(
-            f"app {me.app!r} shares SSTs with {owner!r}{where}, from which it was cloned: forgotten here alone, the "
-            "key would still be there",
-            hint=f"forget it in {apps.called(me.store.at(root)).get(owner, owner)}: its clones are part of that",
+            f"app {member.app!r} is a clone that still uses files of {owner!r}{where}: forgotten only here, the key "
+            "would remain there",
+            hint=f"forget it in {apps.called(member.store.at(root)).get(owner, owner)}: that includes its clones",
         )
 
 
-def check_tables(me: Member, asked: KeysAsked) -> None:
-    """Raise `NotFound` where an app had no table of that name, and `Refused` for one of rejected records."""
-    has = {head.stage for head in me.heads.values() if head.table is not None}
-    has |= {table_name(stage, side) for stage, head in me.copies for side in head.side_tables}
-    was = {each.stage for head in me.heads.values() for each in head.formerly if head.table is not None}
-    for table in asked.tables:
-        if table not in has and (stage := owner(table, me.heads)) != table:
+def check_tables(member: Member, requested: KeysAsked) -> None:
+    """Raise `NotFound` if the app never had a requested table, and `Refused` for one of rejected records."""
+    current = {head.stage for head in member.heads.values() if head.table is not None}
+    current |= {table_name(stage, side) for stage, head in member.copies for side in head.side_tables}
+    previous = {former.stage for head in member.heads.values() for former in head.formerly if head.table is not None}
+    for table in requested.tables:
+        if table not in current and (stage := owner(table, member.heads)) != table:
             raise Refused(
-                f"{table} is a table beside that of {stage}, as of rejected records, which are no rows of a person: "
-                "they are found by the keys themselves",
-                hint="give the key of the stage's own table",
+                f"{table} is a side table of {stage}, such as that of rejected records: its rows are found by the keys "
+                f"of {stage}",
+                hint=f"give the key of the stage's own table: --key {stage}=KEY",
             )
-        if table not in has | was:
-            raise NotFound(f"table of app {me.app!r}", table, sorted(has))
+        if table not in current | previous:
+            raise NotFound(f"table of app {member.app!r}", table, sorted(current))

@@ -1,19 +1,20 @@
-"""`slackwater forget`: takes keys out of all that an app and its clones have stored, in one step for each of them.
+"""`slackwater forget`: takes keys out of all objects of an app and its clones, in one step for each app.
 
-1. A note in each app, before anything is looked at: whoever takes a snapshot, collects garbage or forgets other keys
-   meanwhile sees it, and is refused. It has a salted hash of the keys, by which the same command finds that it goes on
-   with what broke off, and it goes at the end.
-2. SSTs and records in flight that hold a key are put once more, without it, under new names.
-3. The app's index (`store.versions.forgotten`) says so, of all SSTs that its versions name, be they its own or another
-   app's: from that put on no reader finds the key at any of its versions.
-4. Each stage gets a version of kind `forget`, behind its newest. What a runner wrote in between is looked at before:
-   so all that any version before this one names is without the key. A batch that was computed on rows from before is
-   computed once more; what follows from records that come later is a new row.
-5. What runners had read before and archive only now is waited for, for a while, and looked through.
-6. The objects from before go, and what nothing names and holds a key. Texts of edits that hold one are blotted out.
+1. Put a note in each app. Whoever takes a snapshot, collects garbage or forgets other keys meanwhile sees it, and is
+   refused. The note holds a salted hash of the keys, by which the same command recognises an interrupted call, and is
+   deleted at the end.
+2. Rewrite SSTs and in-flight records that hold a key, under new names without the key.
+3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name, its own
+   or another app's. From now on no reader finds the key at any version.
+4. Commit a version of kind `forget` for each stage. Versions that a runner committed meanwhile are rewritten first, so
+   no version before this one names the key. A batch that was computed on older rows is computed again; rows that later
+   records produce are new rows.
+5. Wait, for a limited time, for records that runners had read before and archive only now, and rewrite those objects.
+6. Delete the replaced objects, and objects that hold a key and that nothing names. Mask keys in the texts of edits.
 
-Each step looks at what there is and not at what an earlier call did, so a call that broke off is finished by the same.
-Old objects go last: who still reads by their names finds that they are gone, and asks again (`again_if_forgotten`).
+Each step looks at the current objects, not at what an earlier call did, so the same call finishes an interrupted one.
+Replaced objects are deleted last: readers that still use their names find them missing, and retry
+(`again_if_forgotten`).
 """
 
 import secrets
@@ -33,10 +34,8 @@ from ...snapshot.take.audit_log import record_once, why
 from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import keys
-from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
-from ...store.versions.forgotten.under_way import Forgetting
+from ...store.versions import forgotten, keys
+from ...store.versions.forgotten import Forgetting
 from ...store.versions.side_tables import table_name
 from . import archive
 from .family import Keys, KeysAsked, Member, check_tables, family_of
@@ -44,15 +43,15 @@ from .held import IN_FLIGHT, Held, Progress, Search, Unproved, in_full, unread
 from .key_fields import NOTHING_DECLARED, DeclaredFields
 from .matching import Formats, KeyRows
 from .reach import OutOfReach, out_of_reach
-from .taking_out import Work, blot, commit, sweep, take_out, take_out_archived
+from .taking_out import Work, commit, mask_texts, sweep, take_out, take_out_archived
 
 
 @dataclass(frozen=True, slots=True)
 class GoneRows:
-    """Rows or records of one place that equal a key in one field."""
+    """Number of rows or records in one place that equal a key in one field."""
 
     what: str
-    """As `Held.what`."""
+    """The kind of object, with the values of `Held.what`."""
     of: str
     """The table, channel or topic."""
     field: str
@@ -62,46 +61,46 @@ class GoneRows:
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """What was taken out, or would be."""
+    """The result of an erasure or of its dry run."""
 
     app: str
     dry_run: bool
     apps: tuple[str, ...]
     """The app, and those that share its SSTs."""
     keys: int
-    """Keys that were asked for."""
+    """Number of requested keys."""
     held: tuple[Held, ...]
     """Objects that hold a key; only in a dry run."""
     rows: int = 0
-    """Stored rows and records that were taken out: of one row several versions may be stored."""
+    """Stored rows and records that were removed; several versions of one row may be stored."""
     read_bytes: int = 0
-    """Of the objects that held one."""
+    """Size of the objects that held a key."""
     written_bytes: int = 0
-    """Of those in their place."""
+    """Size of their replacements."""
     deleted: int = 0
-    """Objects that are gone."""
+    """Number of deleted objects."""
     versions: tuple[tuple[str, str, int], ...] = ()
-    """App, stage and version that say so."""
+    """App, stage and version of each committed version of kind `forget`."""
     snapshots: tuple[tuple[str, str], ...] = ()
     """App and name of the snapshots that were edited."""
     unnamed: tuple[Held, ...] = ()
-    """Objects that nothing names, and that a batch under way may yet name, or that gc takes within the hour."""
+    """Objects that nothing names, but that a running batch may still name, or that gc deletes within the hour."""
     others: tuple[str, ...] = ()
     """Tables of the app for which no key was given."""
     out_of_reach: tuple[OutOfReach, ...] = ()
     gone: tuple[GoneRows, ...] = ()
-    """What was taken out, or would be, by place and field."""
+    """Removed rows and records, or those to be removed, by place and field."""
     unread: tuple[Held, ...] = ()
-    """Topics between stages with records of a key that were not read yet: they bring it back."""
+    """Topics between stages with records of a key that were not read yet: reading them brings the key back."""
     unproved: tuple[Unproved, ...] = ()
-    """Records of which nobody can tell."""
+    """Records that could not be decided."""
 
 
 def forget(
     store: ObjectStore,
     cache: SstCache,
     app: str,
-    asked: KeysAsked,
+    requested: KeysAsked,
     *,
     by: str,
     kafka: Topics | None = None,
@@ -112,85 +111,89 @@ def forget(
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Forgot:
-    """Take keys out of the newest version of an app, and of every other, of snapshots, and of its clones.
+    """Take keys out of the newest and all other versions of an app, of its snapshots, and of its clones.
 
-    `cache` is this machine's: what it has of the objects goes. Changes nothing in a dry run, which tells what holds a
-    key. The log of operations says how many keys of which tables, and not which. `kafka` is asked how long topics keep
-    records, and for those that no stage has read yet, if there is one. `declared` are fields that lead to keys, besides
-    those that the app's lineage tells; `formats` decodes messages of schemas.
-    `pause` is called while a runner is yet to archive what it has read.
+    `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
+    objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka`, if given,
+    is read for retention times and for records that no stage has read yet. `declared` are fields that lead to keys, in
+    addition to those of the app's lineage; `formats` decodes messages by their schemas. `pause` is called while a
+    runner has yet to archive what it has read.
 
-    Raises as `StoredApp.forget`, also `Usage` where a key is in the message that is to be kept, and `Corruption`
-    where an object is missing or damaged: what was done stays done, and the same call goes on.
+    Raises the errors of `StoredApp.forget`, also `Usage` if the message to be logged contains a key, and `Corruption`
+    if an object is missing or damaged: completed steps stay, and the same call continues.
     """
     check_exclusion(store, app, Intent.FORGET, *HERE, dry_run=dry_run)
     members = family_of(store, app)
-    me = members[0]
-    check_tables(me, asked)
-    searches = _searches(members, asked, declared, formats)
+    first = members[0]
+    check_tables(first, requested)
+    searches = _searches(members, requested, declared, formats)
     searches[0].check_declared()
-    for each in searches:
-        each.check_clear()
+    for search in searches:
+        search.check_clear()
     if searches[0].texts.stand_in(why()):
         raise Usage(
-            "the message has a key that is to be forgotten, and would stay in the log of operations",
-            hint="name the request by a number",
+            "the message contains a key to be forgotten, and the log of operations would keep it",
+            hint="refer to the request by a ticket number",
         )
-    work = Work(asked, searches, by, now_ms, on_progress)
-    others = _others(me, asked)
-    names = tuple(_called(each, store) for each in members)
-    count = sum(map(len, asked.tables.values()))
+    work = Work(requested, searches, by, now_ms, on_progress)
+    other_tables = _tables_without_keys(first, requested)
+    names = tuple(_name_from(member, store) for member in members)
+    count = sum(map(len, requested.tables.values()))
     if dry_run:
-        held = tuple(chain.from_iterable(map(holders, searches)))
-        _check_told(searches)
-        _check_held(app, held, store)
+        holding = tuple(chain.from_iterable(map(holders, searches)))
+        _check_readable(searches)
+        _check_held(app, holding, store)
         return Forgot(
             app,
             True,
             names,
             count,
-            held,
-            others=others,
+            holding,
+            others=other_tables,
             out_of_reach=out_of_reach(members, kafka),
-            gone=_gone((each.what, each.table, each.fields) for each in held),
-            unread=tuple(chain.from_iterable(unread(each, kafka) for each in searches)),
+            gone=_count_rows((item.what, item.table, item.fields) for item in holding),
+            unread=tuple(chain.from_iterable(unread(search, kafka) for search in searches)),
             unproved=_unproved(searches),
         )
     fresh = _begin(work)
     try:
         _check_quiet(work)
-        found = take_out(work)
-        if fresh and not found:
-            _check_told(searches)
+        any_removed = take_out(work)
+        if fresh and not any_removed:
+            _check_readable(searches)
             _check_held(app, tuple(chain.from_iterable(map(holders, searches))), store)
     except SlackwaterError:
         if fresh and not work.rewriting.taken:
             _end(work)
         raise
-    versions = tuple(chain.from_iterable(commit(work, each) for each in searches))
+    versions = tuple(chain.from_iterable(commit(work, search) for search in searches))
     archive.await_appended(searches, pause)
-    for each in searches:
-        take_out_archived(work, each)
+    for search in searches:
+        take_out_archived(work, search)
     deleted, unnamed = sweep(work, cache)
-    blot(work)
-    _check_told(searches)
+    mask_texts(work)
+    _check_readable(searches)
     snapshots = tuple(
         (search.member.app, name)
         for search in searches
-        for name, at_ms in forgotten.known(search.member.store, search.member.app).snapshots.items()
+        for name, at_ms in forgotten.cached(search.member.store, search.member.app).snapshots.items()
         if at_ms >= _note(search).time_ms
     )
     note = _note(searches[0])
-    taken, message = note.taken, why() or note.message
-    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(asked.tables.items()))
+    removed, message = note.taken, why() or note.message
+    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
     for search in searches:
-        made = {stage: (version - 1, version) for owner, stage, version in versions if owner == search.member.app}
+        versions_by_stage = {
+            stage: (version - 1, version) for owner, stage, version in versions if owner == search.member.app
+        }
         since_ms = _note(search).time_ms
         name = search.member.app
-        record_once(search.member.store, name, "forget", tables, by, made, since_ms=since_ms, message=message)
+        record_once(
+            search.member.store, name, "forget", tables, by, versions_by_stage, since_ms=since_ms, message=message
+        )
     reach = out_of_reach(members, kafka)
-    coming = tuple(chain.from_iterable(unread(each, kafka) for each in searches))
-    # Last of all: while the note is there, the same call goes on.
+    coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
+    # Last: while the note exists, the same call continues.
     _end(work)
     return Forgot(
         app,
@@ -198,16 +201,16 @@ def forget(
         names,
         count,
         (),
-        rows=sum(sum(each.fields.values()) for each in taken.values()),
-        read_bytes=sum(each.bytes for each in taken.values()),
-        written_bytes=sum(each.written_bytes for each in taken.values()),
+        rows=sum(sum(removal.fields.values()) for removal in removed.values()),
+        read_bytes=sum(removal.bytes for removal in removed.values()),
+        written_bytes=sum(removal.written_bytes for removal in removed.values()),
         deleted=deleted,
         versions=versions,
         snapshots=snapshots,
         unnamed=unnamed,
-        others=others,
+        others=other_tables,
         out_of_reach=reach,
-        gone=_gone((each.what, each.of, each.fields) for each in taken.values()),
+        gone=_count_rows((removal.what, removal.of, removal.fields) for removal in removed.values()),
         unread=coming,
         unproved=_unproved(searches),
     )
@@ -215,7 +218,7 @@ def forget(
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Whether anything holds keys any more."""
+    """The result of a search for keys."""
 
     app: str
     apps: tuple[str, ...]
@@ -224,18 +227,18 @@ class Looked:
     held: tuple[Held, ...]
     """Objects that hold a key."""
     objects: int
-    """That were looked into: SSTs by the hash of the key and, with `deep`, all that there is in full."""
+    """Number of objects searched: SSTs by the hash of the key and, with `deep`, all objects in full."""
     out_of_reach: tuple[OutOfReach, ...]
     unproved: tuple[Unproved, ...] = ()
-    """Records of which nobody can tell whether they hold a key."""
+    """Records for which it cannot be decided whether they hold a key."""
     elsewhere: tuple[Held, ...] = ()
-    """Objects in which a key that is text is a value of another field, such as of somebody else's row."""
+    """Objects in which a text key is the value of another field, such as of another person's row."""
 
 
 def look(
     store: ObjectStore,
     app: str,
-    asked: KeysAsked,
+    requested: KeysAsked,
     *,
     kafka: Topics | None,
     declared: DeclaredFields = NOTHING_DECLARED,
@@ -243,71 +246,72 @@ def look(
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:
-    """Look whether anything of an app and its clones holds one of these keys, and say what cannot be looked into.
+    """Search an app and its clones for objects that hold one of these keys, and list what cannot be searched.
 
-    With `deep`, every object in the apps' folders is decoded in full, that of other tables, too: where a key that is
-    text is a value of any field. Changes nothing. Raises as `forget`, but `Refused` only where a clone cannot be
-    reached or the app shares SSTs of another one.
+    With `deep`, every object in the apps' folders is decoded in full, including other tables, to find text keys that
+    are the value of any field. Changes nothing. Raises the errors of `forget`, but `Refused` only if the app shares
+    SSTs of another one.
     """
     members = family_of(store, app)
-    check_tables(members[0], asked)
-    searches = _searches(members, asked, declared, formats)
+    check_tables(members[0], requested)
+    searches = _searches(members, requested, declared, formats)
     searches[0].check_declared()
-    held: dict[tuple[str, str], Held] = {}
+    holding: dict[tuple[str, str], Held] = {}
     elsewhere: dict[tuple[str, str], Held] = {}
     objects = 0
     for search in searches:
         on_progress(f"{search.member.app}: looking through its versions")
-        for found in chain(holders(search), unread(search, kafka)):
-            held.setdefault((found.root, found.object), found)
+        for item in chain(holders(search), unread(search, kafka)):
+            holding.setdefault((item.root, item.object), item)
         objects += search.looked_into
-        _check_told((search,))
-        for one, count in in_full(search, on_progress) if deep else ():
+        _check_readable((search,))
+        for value, count in in_full(search, on_progress) if deep else ():
             objects += count
-            if one is not None:
-                elsewhere.setdefault((one.root, one.object), one)
-    names, count = tuple(_called(each, store) for each in members), sum(map(len, asked.tables.values()))
-    reach, others = out_of_reach(members, kafka), (one for place, one in elsewhere.items() if place not in held)
-    return Looked(app, names, count, deep, tuple(held.values()), objects, reach, _unproved(searches), tuple(others))
+            if value is not None:
+                elsewhere.setdefault((value.root, value.object), value)
+    names, count = tuple(_name_from(member, store) for member in members), sum(map(len, requested.tables.values()))
+    others = (item for place, item in elsewhere.items() if place not in holding)
+    reach = out_of_reach(members, kafka)
+    return Looked(app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(others))
 
 
 def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
-    """End what broke off and nobody can finish, as the keys are not known any more. It may have been done in part.
+    """End an interrupted erasure whose keys are lost. It may be partly done.
 
-    Raises `NotFound` where there is no such app, and `Refused` where nothing broke off.
+    Raises `NotFound` if the app does not exist, and `Refused` if no erasure was interrupted.
     """
     members = family_of(store, app)
-    note = under_way.find(store, app)
+    note = forgotten.under_way(store, app)
     if note is None:
-        raise Refused(f"no keys of {app} are being forgotten: there is nothing to give up")
+        raise Refused(f"no forget of {app} was interrupted: there is nothing to give up")
     record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
-    for each in reversed(members):
-        under_way.end(each.store, each.app)
+    for member in reversed(members):
+        forgotten.end(member.store, member.app)
     return note
 
 
 def holders(search: Search) -> Iterator[Held]:
-    """All objects of an app that hold a key, named or not."""
+    """Yield all objects of an app that hold a key, named or not."""
     member = search.member
     for stage in member.heads:
-        for one in search.named(stage):
-            # What lies in another app's folder is told there.
-            if (found := search.held_by(one)) is not None and (found.root, found.app) == (member.store.url, member.app):
-                yield found
-    for found, _ in search.unnamed():
-        yield found
-    yield from _loose(search)
+        for sst in search.named(stage):
+            # Objects in another app's folder are reported by that app's search.
+            if (held := search.held_by(sst)) is not None and (held.root, held.app) == (member.store.url, member.app):
+                yield held
+    for held, _ in search.unnamed():
+        yield held
+    yield from _other_holders(search)
 
 
-def _loose(search: Search) -> Iterator[Held]:
-    """Records and texts of an app that hold a key."""
+def _other_holders(search: Search) -> Iterator[Held]:
+    """Yield the records and texts of an app that hold a key."""
     store, app = search.member.store, search.member.app
-    for found, one, fields in archive.holders(search):
-        yield Held(app, store.url, one.object, archive.WHAT, found.topic, one.bytes, fields=fields)
+    for archive_index, item, fields in archive.holders(search):
+        yield Held(app, store.url, item.object, archive.WHAT, archive_index.topic, item.bytes, fields=fields)
     for held, _ in archive.unnamed(search):
         yield held
-    for key, channel, _, mine in search.captured():
-        yield Held(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=mine.fields)
+    for key, channel, _, match in search.captured():
+        yield Held(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
     for key in search.edits():
         yield Held(app, store.url, key, "edit", "", len(store.get(key)))
     for key in search.operations():
@@ -318,96 +322,98 @@ def _loose(search: Search) -> Iterator[Held]:
 
 
 def _searches(
-    members: Sequence[Member], asked: KeysAsked, declared: DeclaredFields, formats: Formats | None
+    members: Sequence[Member], requested: KeysAsked, declared: DeclaredFields, formats: Formats | None
 ) -> tuple[Search, ...]:
-    """A search in each app for the keys as the first one's newest tables have them. Raises `Usage`."""
-    me, keys = members[0], dict[str, KeyRows]()
-    for stage, name in me.tables(asked).items():
-        if (table := me.heads[stage].table) is not None and (stage == name or name not in keys):
-            keys[name] = KeyRows(Keys.of(name, table, asked).rows, bool(asked.also))
-    for (stage, side), name in me.sides(asked).items():
-        keys[name] = KeyRows(Keys.of(name, me.heads[stage].side_tables[side].table, asked).rows, bool(asked.also))
-    return tuple(Search(each, asked, keys, declared, formats) for each in members)
+    """Return a search in each app for the keys, as the newest tables of the first app have them. Raises `Usage`."""
+    first, keys = members[0], dict[str, KeyRows]()
+    for stage, name in first.tables(requested).items():
+        if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
+            keys[name] = KeyRows(Keys.of(name, table, requested).rows, bool(requested.also))
+    for (stage, side), name in first.sides(requested).items():
+        keys[name] = KeyRows(
+            Keys.of(name, first.heads[stage].side_tables[side].table, requested).rows, bool(requested.also)
+        )
+    return tuple(Search(member, requested, keys, declared, formats) for member in members)
 
 
-def _gone(each: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
-    """What goes, by place and field, out of objects that hold a key."""
+def _count_rows(items: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
+    """Count rows and objects by place and field."""
     rows, objects = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for what, of, fields in each:
+    for kind, of, fields in items:
         for text, count in fields.items():
-            rows[what, of, text] += count
-            objects[what, of, text] += 1
+            rows[kind, of, text] += count
+            objects[kind, of, text] += 1
     return tuple(GoneRows(*place, rows[place], objects[place]) for place in sorted(rows))
 
 
 def _unproved(searches: Iterable[Search]) -> tuple[Unproved, ...]:
-    return tuple(one for search in searches for some in search.unproved.values() for one in some.values())
+    return tuple(item for search in searches for items in search.unproved.values() for item in items.values())
 
 
-def _called(each: Member, store: ObjectStore) -> str:
-    return each.app if each.store.url == store.url else each.name
+def _name_from(member: Member, store: ObjectStore) -> str:
+    return member.app if member.store.url == store.url else member.name
 
 
-def _others(me: Member, asked: KeysAsked) -> tuple[str, ...]:
-    there = [head for head in me.heads.values() if head.table is not None and not head.retired]
-    names = [head.stage for head in there if head.stage not in me.tables(asked)]
-    names += [table_name(stage, side) for stage, head in me.copies for side in head.side_tables if head in there]
-    return tuple(sorted({*names} - {*me.sides(asked).values()}))
+def _tables_without_keys(first: Member, requested: KeysAsked) -> tuple[str, ...]:
+    current = [head for head in first.heads.values() if head.table is not None and not head.retired]
+    names = [head.stage for head in current if head.stage not in first.tables(requested)]
+    names += [table_name(stage, side) for stage, head in first.copies for side in head.side_tables if head in current]
+    return tuple(sorted({*names} - {*first.sides(requested).values()}))
 
 
-def _check_held(app: str, held: Sequence[Held], store: ObjectStore) -> None:
-    if not held:
+def _check_held(app: str, holding: Sequence[Held], store: ObjectStore) -> None:
+    if not holding:
         raise Refused(
             f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
-            hint=f"`slackwater log {app} --operations` tells what was forgotten; a key is meant to the letter",
+            hint=f"`slackwater log {app} --operations` lists what was forgotten; a key must match exactly",
         )
 
 
-def _check_told(searches: Sequence[Search]) -> None:
-    """Raise `Corruption` where there is an archive of which nobody can tell whether it holds a key."""
+def _check_readable(searches: Sequence[Search]) -> None:
+    """Raise `Corruption` if an archive cannot be searched."""
     for search in searches:
         for error in search.damaged.values():
             raise error
 
 
 def _note(search: Search) -> Forgetting:
-    found = under_way.find(search.member.store, search.member.app)
-    assert found is not None  # noqa: S101  it goes at the end
-    return found
+    note = forgotten.under_way(search.member.store, search.member.app)
+    assert note is not None  # noqa: S101  it goes at the end
+    return note
 
 
 def _begin(work: Work) -> bool:
-    """Put the notes; whether none was there. Raises `Refused` where other keys are being forgotten."""
-    me, fresh = work.searches[0].member, True
+    """Put the notes; returns True if there was none. Raises `Refused` if other keys are being forgotten."""
+    first, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
     digest = work.asked.digest(salt)
-    new = Forgetting(str(ulid), me.app, work.by, ulid.milliseconds, salt, digest, message=why())
+    new = Forgetting(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=why())
     for search in work.searches:
-        found = under_way.begin(search.member.store, search.member.app, new)
-        if found.id == new.id:
+        existing = forgotten.begin(search.member.store, search.member.app, new)
+        if existing.id == new.id:
             continue
-        if found.digest != work.asked.digest(found.salt):
+        if existing.digest != work.asked.digest(existing.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
             check_exclusion(search.member.store, search.member.app, Intent.FORGET, UnderWay.FORGETTING)
-        fresh, new = False, found
+        fresh, new = False, existing
     for search in work.searches:
-        # Runners that run ahead of the store stop doing so.
+        # Runners stop committing ahead of the store.
         notify(search.member.store, search.member.app)
     return fresh
 
 
 def _end(work: Work, only: str = "") -> None:
-    """Take the notes away, the first app's last."""
+    """Delete the notes, that of the first app last."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((found := under_way.find(store, app)) is not None and found.id == only):
-            under_way.end(store, app)
+        if not only or ((note := forgotten.under_way(store, app)) is not None and note.id == only):
+            forgotten.end(store, app)
 
 
 def _check_quiet(work: Work) -> None:
-    """See that nothing is under way that could make another object with a key."""
+    """Check that nothing is running that could write another object with a key."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        # What is asked for from now on sees the note.
+        # Operations requested from now on see the note.
         check_exclusion(store, app, Intent.FORGET, UnderWay.SNAPSHOT, UnderWay.EDIT)

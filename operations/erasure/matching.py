@@ -1,12 +1,12 @@
-"""Records that hold keys: those in which a field that leads to the key's column equals the key.
+"""Finds records that hold keys: those in which a field that leads to the key's column equals the key.
 
-Records are those of topics (archived or rejected ones) and rows between stages. A rule says of one place which fields
-lead to which column of one table's key. A key of several columns stands in a record in which each of its values does;
-a null stands where no field has a value.
+Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
+fields that lead to each column of one table's key. A record holds a key of several columns if it holds each of its
+values; it holds null if no field has a value.
 
-Fields of bytes are found by parsing: JSON, Arrow, and what a `Formats` decodes by its schema. Records of which that
-fails are counted as not proved, unless they hold a key anyway. Most records hold none: those that have a key's text
-nowhere, and no escape of JSON, are only seen to be JSON.
+Binary fields are parsed: JSON, Arrow, and formats that a `Formats` decodes by their schema. Records that cannot be
+parsed are counted as undecided, unless they hold a key in another field. Most records hold none: those that contain no
+key's text and no JSON escape are only checked to be valid JSON.
 """
 
 import re
@@ -39,22 +39,22 @@ from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-"""Text that a number may be cast to which is written otherwise."""
+"""Text of a number that may be written in another way."""
 _FEW = 100
-"""So many keys are looked for as bytes before anything is parsed."""
+"""Maximum number of keys that are searched as bytes before parsing."""
 _ARROW = b"\xff\xff\xff\xff"
-"""How a stream of Arrow begins, and no text."""
+"""First bytes of an Arrow stream; no text begins with them."""
 _MAGIC = b"\x00"
-"""How messages of a schema registry begin, and no text."""
+"""First byte of a schema registry message; no text begins with it."""
 
 
 class Formats(Protocol):
-    """Decodes messages by their schemas; `pipeline` implements it."""
+    """Decodes messages by their schemas; implemented in `pipeline`."""
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Messages by a `FieldSource.format`: values and the place of each; and of those that are none, by place, why.
+        """Decode messages of a `FieldSource.format`: returns values with their positions, and errors by position.
 
-        Raises `SlackwaterError` where nothing can be, as when a registry is away.
+        Raises `SlackwaterError` if none can be decoded, for example while a registry is unavailable.
         """
 
 
@@ -64,24 +64,24 @@ class FieldComparison:
 
     field: Field
     text: str
-    """The field, as people write it."""
+    """The field as users write it."""
     format: str = ""
-    """As `FieldSource.format`."""
+    """The format of its messages, as in `FieldSource.format`."""
     by: tuple[str, ...] = ()
-    """Functions that make the column's value of the field's."""
+    """Functions that convert the field's value to the column's."""
     of_key: tuple[str, ...] = ()
-    """Functions that make the field's value of the column's."""
+    """Functions that convert the column's value to the field's."""
     unknown: str = ""
-    """The function between both that nobody can compute here; empty for none."""
+    """A function between both that cannot be computed here; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The fields of a place by which its records hold keys of one table."""
+    """The fields of a topic or channel by which its records hold keys of one table."""
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Of each column of the key; none where all records have the same value there."""
+    """Fields for each column of the key; empty for a column with the same value in all records."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,25 @@ class KeyRows:
 
     rows: pa.Table
     complete: bool = False
-    """Whether somebody has named the values from which the program makes these keys."""
+    """True if the user has listed all spellings from which the program makes these keys."""
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
-        """Its columns' values."""
+        """The values of the key columns."""
         return tuple(KeyColumn(column.combine_chunks()) for column in self.rows.columns)
 
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
-        """Each key by the numbers of its values."""
+        """The keys, as tuples of the numbers of their values."""
         return frozenset(zip(*(column.of_keys for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Bytes of which one stands in each record with a key, unless it is escaped; None where nobody can tell."""
-        if any(each.by or each.of_key or each.unknown for some in rule.columns for each in some):
+        """Return byte strings of which a record with a key contains at least one, unless escaped; None if unknown."""
+        if any(
+            comparison.by or comparison.of_key or comparison.unknown
+            for comparisons in rule.columns
+            for comparison in comparisons
+        ):
             return None
         for comparisons, column in zip(rule.columns, self.columns, strict=True):
             is_text = column.kind == "text" and NULL not in column.of_keys and len(column.texts) <= _FEW
@@ -115,18 +119,18 @@ class KeyRows:
 
 @dataclass
 class Matches:
-    """Records that hold a key, those that may, and by which fields."""
+    """Records that hold a key, with the number of matches by field, and of undecided records by reason."""
 
     mask: Mask
     fields: dict[str, int] = field(default_factory=dict)
-    """By field, how many records hold a key there."""
+    """Number of records that hold a key, by field."""
     unproved: dict[str, int] = field(default_factory=dict)
-    """By the reason, how many others of which nobody can tell."""
+    """Number of other records that could not be decided, by reason."""
 
 
 @dataclass
 class _Parsed:
-    """The values of a column, parsed: JSON by record, and structs with the record of each."""
+    """Parsed values of a column: JSON documents by record, and structs with the record of each."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
     structs: list[tuple[pa.Array, Rows]] = field(default_factory=list)
@@ -140,21 +144,21 @@ class _Documents:
     formats: Formats | None
     needles: str | None
     unread: dict[int, str] = field(default_factory=dict)
-    """By record, why nobody can tell what it has."""
+    """Why a record cannot be decided, by record."""
     _known: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
 
     def of(self, comparison: FieldComparison) -> Iterator[Leaves | tuple[int, Any]]:
-        """The field's values: those of columns, and those of parsed records, one by one."""
+        """Yield the field's values: arrays from columns, and single values from parsed records."""
         where, how = comparison.field, comparison.format
-        for found in of_record(self.rows, Field(where.column) if how else where):
-            if not (found.below or how):
-                yield found
+        for column in of_record(self.rows, Field(where.column) if how else where):
+            if not (column.below or how):
+                yield column
                 continue
-            steps = where.steps if how else found.below
+            steps = where.steps if how else column.below
             place, is_whole = (where.column, how), steps == where.steps
             read = self._known.get(place) if is_whole else None
             if read is None:
-                read = self._parsed(found, how)
+                read = self._parsed(column, how)
                 if is_whole:
                     self._known[place] = read
             for row, document in read.documents:
@@ -162,32 +166,32 @@ class _Documents:
                     for value in leaves_of(document, steps):
                         yield row, value
                 except Unreadable:
-                    self.unread[row] = f"{comparison.text} goes on below text that is no JSON"
+                    self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
             for values, rows in read.structs:
-                for each in leaves(values, steps, rows):
-                    if each.below:
-                        yield from self._below(each, comparison)
+                for nested in leaves(values, steps, rows):
+                    if nested.below:
+                        yield from self._nested_values(nested, comparison)
                     else:
-                        yield each
+                        yield nested
 
-    def _below(self, found: Leaves, comparison: FieldComparison) -> Iterator[tuple[int, Any]]:
-        for row, text in zip(found.rows.tolist(), found.values.to_pylist(), strict=True):
+    def _nested_values(self, column: Leaves, comparison: FieldComparison) -> Iterator[tuple[int, Any]]:
+        for row, text in zip(column.rows.tolist(), column.values.to_pylist(), strict=True):
             try:
-                for value in leaves_of(as_text(text), found.below):
+                for value in leaves_of(as_text(text), column.below):
                     yield row, value
             except Unreadable:
-                self.unread[row] = f"{comparison.text} goes on below text that is no JSON"
+                self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
 
-    def _parsed(self, found: Leaves, how: str) -> "_Parsed":
+    def _parsed(self, column: Leaves, how: str) -> "_Parsed":
         read = _Parsed()
-        data = found.values.cast(pa.binary())
+        data = column.values.cast(pa.binary())
         is_format = np.asarray(pc.starts_with(data, _MAGIC)) if how else np.zeros(len(data), np.bool_)
         if is_format.any():
             at = np.flatnonzero(is_format)
-            read.structs.extend(self._of_format(data.take(pa.array(at)), found.rows[at], how))
-        rest = np.flatnonzero(~is_format)
-        if rest.size:
-            data, rows = data.take(pa.array(rest)), found.rows[rest]
+            read.structs.extend(self._of_format(data.take(pa.array(at)), column.rows[at], how))
+        remaining = np.flatnonzero(~is_format)
+        if remaining.size:
+            data, rows = data.take(pa.array(remaining)), column.rows[remaining]
             candidates = self._candidates(data)
             for row, value, may in zip(rows.tolist(), data.to_pylist(), candidates.tolist(), strict=True):
                 if may or not _is_json(value):
@@ -195,7 +199,7 @@ class _Documents:
         return read
 
     def _candidates(self, data: pa.Array) -> Mask:
-        """Which values may hold a key: those with one of the needles, and those with an escape."""
+        """Return a mask of the values that may hold a key: those with one of the needles or an escape."""
         if self.needles is None:
             return np.ones(len(data), np.bool_)
         return np.asarray(pc.match_substring_regex(data, self.needles))
@@ -218,14 +222,14 @@ class _Documents:
             self.unread[row] = "bytes of an unknown schema" if binary else "neither JSON nor of a known schema"
 
     def _of_format(self, data: pa.Array, rows: Rows, how: str) -> list[tuple[pa.Array, Rows]]:
-        why = "no way to decode messages of a schema registry here"
+        why = "messages of a schema registry cannot be decoded here"
         if self.formats is not None:
             try:
                 parts, bad = self.formats.decoded(how, data)
             except SlackwaterError as error:
                 why = error.sentence
             else:
-                self.unread |= {int(rows[at]): said for at, said in bad.items()}
+                self.unread |= {int(rows[at]): error_text for at, error_text in bad.items()}
                 return [(values, rows[at]) for values, at in parts]
         self.unread |= dict.fromkeys(rows.tolist(), why)
         return []
@@ -234,94 +238,103 @@ class _Documents:
 def match(
     rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows], formats: Formats | None = None
 ) -> Matches:
-    """Look for keys in records of one place."""
-    found = Matches(np.zeros(rows.num_rows, np.bool_))
+    """Find keys in records of one topic or channel."""
+    matches = Matches(np.zeros(rows.num_rows, np.bool_))
     if not rows.num_rows or not rules:
-        return found
+        return matches
     documents = _Documents(rows, formats, _needles(rules, keys))
     unproved: dict[int, str] = {}
     for rule in rules:
-        _match_rule(documents, rule, keys[rule.table], found, unproved)
+        _match_rule(documents, rule, keys[rule.table], matches, unproved)
     for row, why in (documents.unread | unproved).items():
-        if not found.mask[row]:
-            found.unproved[why] = found.unproved.get(why, 0) + 1
-    return found
+        if not matches.mask[row]:
+            matches.unproved[why] = matches.unproved.get(why, 0) + 1
+    return matches
 
 
-def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, found: Matches, unproved: dict[int, str]) -> None:
+def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Matches, unproved: dict[int, str]) -> None:
     count = documents.rows.num_rows
-    places = list[dict[int, set[int]]]()
-    """Of each column the records with a value of a key, and which."""
+    values_by_column = list[dict[int, set[int]]]()
+    """For each column: the numbers of the key values that each record has."""
     by_field: dict[str, Mask] = {}
-    open_ones = list[tuple[int, Mask, str]]()
-    label = ", ".join(" or ".join(each.text for each in some) for some in rule.columns if some)
-    for number, (comparisons, wanted) in enumerate(zip(rule.columns, keys.columns, strict=True)):
-        some, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
-        for each in comparisons:
-            mine, there = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-            for rows, hits in _values_in(documents, each, wanted):
-                there[rows] = True
-                for row, meant in hits:
-                    mine[row] = True
-                    some.setdefault(row, set()).update(meant)
-            text = each.text if len(keys.columns) == 1 else label
-            by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | mine
-            filled |= there
-            if (each.unknown or not wanted.kind) and not keys.complete:
-                how = f"through {each.unknown}" if each.unknown else f"as {wanted.values.type}"
-                open_ones.append((number, there, f"{each.text} leads to {rule.table} {how}"))
+    undecided = list[tuple[int, Mask, str]]()
+    label = ", ".join(
+        " or ".join(comparison.text for comparison in comparisons) for comparisons in rule.columns if comparisons
+    )
+    for number, (comparisons, column) in enumerate(zip(rule.columns, keys.columns, strict=True)):
+        key_values, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
+        for comparison in comparisons:
+            is_match, has_value = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+            for rows, hits in _values_in(documents, comparison, column):
+                has_value[rows] = True
+                for row, numbers in hits:
+                    is_match[row] = True
+                    key_values.setdefault(row, set()).update(numbers)
+            text = comparison.text if len(keys.columns) == 1 else label
+            by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | is_match
+            filled |= has_value
+            if (comparison.unknown or not column.kind) and not keys.complete:
+                how = f"through {comparison.unknown}" if comparison.unknown else f"as {column.values.type}"
+                undecided.append((number, has_value, f"{comparison.text} leads to {rule.table} {how}"))
         if not comparisons:
-            some = {row: {*wanted.of_keys} for row in range(count)}
-        elif NULL in wanted.of_keys:
+            key_values = {row: {*column.of_keys} for row in range(count)}
+        elif NULL in column.of_keys:
             for row in np.flatnonzero(~filled).tolist():
-                some.setdefault(row, set()).add(NULL)
-        places.append(some)
-    held = np.zeros(count, np.bool_)
-    for row in set.intersection(*map(set, places)) if places else ():
-        held[row] = len(places) == 1 or any(key in keys.combined for key in product(*(each[row] for each in places)))
-    left = held & ~found.mask
-    for text, mine in by_field.items():
+                key_values.setdefault(row, set()).add(NULL)
+        values_by_column.append(key_values)
+    holds_key = np.zeros(count, np.bool_)
+    for row in set.intersection(*map(set, values_by_column)) if values_by_column else ():
+        holds_key[row] = len(values_by_column) == 1 or any(
+            key in keys.combined for key in product(*(values[row] for values in values_by_column))
+        )
+    uncounted = holds_key & ~matches.mask
+    for text, is_match in by_field.items():
         # A record counts once.
-        if new := int((mine & left).sum()):
-            found.fields[text] = found.fields.get(text, 0) + new
-        left &= ~mine
-    found.mask |= held
-    for number, there, why in open_ones:
-        others = [np.isin(np.arange(count), [*each]) for at, each in enumerate(places) if at != number]
-        for row in np.flatnonzero(np.logical_and.reduce([there, *others])).tolist():
+        if new := int((is_match & uncounted).sum()):
+            matches.fields[text] = matches.fields.get(text, 0) + new
+        uncounted &= ~is_match
+    matches.mask |= holds_key
+    for number, has_value, why in undecided:
+        others_match = [
+            np.isin(np.arange(count), [*values]) for at, values in enumerate(values_by_column) if at != number
+        ]
+        for row in np.flatnonzero(np.logical_and.reduce([has_value, *others_match])).tolist():
             unproved.setdefault(row, why)
 
 
 def _values_in(
-    documents: _Documents, comparison: FieldComparison, wanted: KeyColumn
+    documents: _Documents, comparison: FieldComparison, column: KeyColumn
 ) -> Iterator[tuple[Rows | list[int], list[tuple[int, set[int]]]]]:
-    """The records that have values in a field; and those where one equals a key's, with the numbers of these."""
-    made = wanted.made_by(comparison.of_key)
-    meant: dict[int, set[int]] = {}
-    for code, original in zip(made.of_keys, wanted.of_keys, strict=True):
-        meant.setdefault(code, set()).add(original)
-    there, hits = list[int](), list[tuple[int, set[int]]]()
-    for found in documents.of(comparison):
-        if isinstance(found, Leaves):
-            codes = made.codes_of(found.values, comparison.by)
+    """Yield records with a value in a field, and those whose value equals a key's, with the key's number."""
+    converted = column.made_by(comparison.of_key)
+    originals: dict[int, set[int]] = {}
+    for code, original in zip(converted.of_keys, column.of_keys, strict=True):
+        originals.setdefault(code, set()).add(original)
+    filled, hits = list[int](), list[tuple[int, set[int]]]()
+    for values in documents.of(comparison):
+        if isinstance(values, Leaves):
+            codes = converted.codes_of(values.values, comparison.by)
             at = np.flatnonzero(codes >= 0)
-            yield found.rows, [*zip(found.rows[at].tolist(), map(meant.__getitem__, codes[at].tolist()), strict=True)]
+            yield (
+                values.rows,
+                [*zip(values.rows[at].tolist(), map(originals.__getitem__, codes[at].tolist()), strict=True)],
+            )
         else:
-            row, value = found
-            there.append(row)
-            if (code := made.code(value, comparison.by)) >= 0:
-                hits.append((row, meant[code]))
-    yield there, hits
+            row, value = values
+            filled.append(row)
+            if (code := converted.code(value, comparison.by)) >= 0:
+                hits.append((row, originals[code]))
+    yield filled, hits
 
 
 def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> str | None:
-    """Return a regular expression of what each value that may hold a key has in it; None where any value may."""
-    words: list[bytes] = []
+    """Return a regular expression that matches every value that may hold a key; None if any value may."""
+    needles: list[bytes] = []
     for rule in rules:
-        if (mine := keys[rule.table].needles(rule)) is None:
+        if (needles_of_rule := keys[rule.table].needles(rule)) is None:
             return None
-        words += mine
-    return "|".join(["\\\\", *map(_as_bytes, words)])
+        needles += needles_of_rule
+    return "|".join(["\\\\", *map(_as_bytes, needles)])
 
 
 def _as_bytes(word: bytes) -> str:
@@ -341,11 +354,11 @@ def _all(row: int, sent: pa.Table) -> Rows:
 
 
 def message_rows(value: bytes) -> pa.Table | None:
-    """The rows of a message between stages; None of other bytes."""
+    """Return the rows of a message between stages; None if the bytes are something else."""
     if not value.startswith(_ARROW):
         return None
     try:
         with pa.ipc.open_stream(value) as stream:
             return stream.read_all()
     except (pa.ArrowException, OSError):
-        return None  # bytes that only begin so
+        return None  # other bytes with the same beginning

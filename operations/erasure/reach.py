@@ -1,4 +1,4 @@
-"""What forgetting does not reach: topics, which let it pass, and what was handed out."""
+"""Lists what an erasure does not reach: topics, which expire by retention, and data that left the store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,54 +11,54 @@ from . import archive
 from .family import Member
 
 _PINS = "iceberg-"
-"""How the snapshots begin that an export as Iceberg tables makes."""
+"""Prefix of the snapshots that exports of Iceberg tables create."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfReach:
-    """Something that may hold a key, and that nobody can look into from here."""
+    """Data outside the store that may hold a key."""
 
     what: str
-    """A topic, `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `checkpoint`, `iceberg`,
+    """A topic: `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `checkpoint`, `iceberg`,
     `deep clone`, `handed out`, `sink`, `cache` or `replica`."""
     name: str
     retention_ms: int | None = None
-    """Of a topic, how long it keeps records; -1 for ever, None where nobody says."""
+    """Retention of a topic in milliseconds; -1 for unlimited, None if unknown."""
 
 
 def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[OutOfReach, ...]:
-    """All of an app's and its clones', in the order of the apps. Topics that several have are told once."""
-    found: dict[tuple[str, str], OutOfReach] = {}
-    for each in members:
-        for _, head in each.copies:
+    """Return data of an app and its clones that an erasure does not reach, by app, without duplicates."""
+    unreached: dict[tuple[str, str], OutOfReach] = {}
+    for member in members:
+        for _, head in member.copies:
             query = head.attached
             assert query is not None  # noqa: S101  what a copy is
-            what = f"the checkpoint {query.checkpoint}: a batch of the query that changes the key brings it back"
-            found["checkpoint", query.checkpoint] = OutOfReach("checkpoint", what)
-        for what, topic in _topics(each):
-            if (what, topic) not in found:
-                found[what, topic] = OutOfReach(what, topic, _retention_ms(kafka, topic))
-        for topic, count in archive.owed(each).items():
-            what = f"{count:,} offsets of {topic} that {each.app} has read and has yet to archive"
-            found["archive", f"{each.store.url} {each.app} {topic}"] = OutOfReach("archive", what)
-        if any(snapshot.name.startswith(_PINS) for snapshot in list_snapshots(each.store, each.app)):
-            what = f"Iceberg tables of {each.app}: they are broken until they are exported the next time"
-            found["iceberg", f"{each.store.url} {each.app}"] = OutOfReach("iceberg", what)
-        for name in _deep_clones(each):
-            found["deep clone", name] = OutOfReach("deep clone", name)
+            kind = f"the checkpoint {query.checkpoint}: a batch of the query that changes the key brings it back"
+            unreached["checkpoint", query.checkpoint] = OutOfReach("checkpoint", kind)
+        for kind, topic in _topics(member):
+            if (kind, topic) not in unreached:
+                unreached[kind, topic] = OutOfReach(kind, topic, _retention_ms(kafka, topic))
+        for topic, count in archive.owed(member).items():
+            kind = f"{count:,} offsets of {topic} that {member.app} has read and has yet to archive"
+            unreached["archive", f"{member.store.url} {member.app} {topic}"] = OutOfReach("archive", kind)
+        if any(snapshot.name.startswith(_PINS) for snapshot in list_snapshots(member.store, member.app)):
+            kind = f"Iceberg tables of {member.app}, which are broken until the next export"
+            unreached["iceberg", f"{member.store.url} {member.app}"] = OutOfReach("iceberg", kind)
+        for name in _deep_clones(member):
+            unreached["deep clone", name] = OutOfReach("deep clone", name)
     return (
-        *found.values(),
+        *unreached.values(),
         OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
-        OutOfReach("sink", "what the readers of sinks have made of it"),
+        OutOfReach("sink", "whatever consumers of sinks have stored"),
         OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
-        OutOfReach("replica", "replicas under other roots, until they are replicated the next time"),
+        OutOfReach("replica", "replicas under other roots, until they are next replicated"),
     )
 
 
 def _topics(member: Member) -> Iterator[tuple[str, str]]:
     info = apps.find_app(member.store, member.app)
     for head in member.heads.values():
-        # What a query reads, no replay of ours reads again.
+        # No replay reads the inputs of an attached query.
         for source in head.inputs.values() if head.attached is None else ():
             if not source.upstream:
                 yield "input", source.topic
@@ -75,11 +75,11 @@ def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
     try:
         return kafka.retention_ms(topic) if kafka is not None else None
     except SlackwaterError:
-        return None  # what cannot be asked is not known
+        return None  # unknown
 
 
 def _deep_clones(member: Member) -> Iterator[str]:
-    """The apps of the same root that were cloned from it and share nothing with it: each has the key for itself."""
+    """Yield apps of the same root that were cloned from the app without sharing files, so they keep the key."""
     for name in apps.list_apps(member.store):
         info = apps.find_app(member.store, name)
         origin = info.origin if info is not None else None

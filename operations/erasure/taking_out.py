@@ -1,4 +1,4 @@
-"""Having the indexes of all apps, and each stage's newest version, say what became of the objects that held a key."""
+"""Rewrites objects that hold keys, and records the replacements in the indexes of all apps and the newest versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,22 +10,17 @@ from msgspec.structs import replace
 
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition, put_object
-from ...state.rejected_schema import REJECTED_RECORDS
-from ...store.compaction.merge import merge_rows
+from ...store.compaction.merge import merge_rows, whole_blocks, without
 from ...store.compaction.plan import newest_first
-from ...store.compaction.rewrite import whole_blocks, without
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import codec, history, keys
+from ...store.versions import codec, forgotten, history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten import under_way
-from ...store.versions.forgotten.index import ForgottenIndex, RecordsLeft
-from ...store.versions.forgotten.under_way import Taken
+from ...store.versions.forgotten import ForgottenIndex, RecordsLeft, Taken
 from ...store.versions.kinds import FORGET
 from ...store.versions.manifest import Manifest, Sst
-from ...store.versions.side_tables import REJECTED, all_ssts, each_sst
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, each_sst
 from . import archive
 from .family import KeysAsked
 from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
@@ -33,120 +28,120 @@ from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
 
 @dataclass
 class Rewriting:
-    """What became of objects so far, for all apps that have them."""
+    """The objects rewritten so far, for all apps that share them."""
 
     made: dict[str, Sst | None] = field(default_factory=dict)
-    """By the object of an SST, the one that has the rest of it, with the URL of its root; None for none."""
+    """The replacement of an SST by its object name, with the URL of its root; None if no row remains."""
     taken: dict[str, Taken] = field(default_factory=dict)
-    """By object, what went."""
+    """The removed rows, by object."""
 
     def learn(self, search: Search, index: ForgottenIndex) -> None:
-        """Take from an app's index what was made for it: others that have the same SSTs get the same ones."""
+        """Adopt the replacements in an app's index, so that apps that share SSTs share the new ones."""
         for name, sst in index.ssts.items():
             self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
-    def change(self, search: Search, one: NamedSst) -> Iterator[tuple[str, Sst | None]]:
-        """What an app is to call its SST from now on, if that is another than now; puts what has to be made for it."""
+    def change(self, search: Search, item: NamedSst) -> Iterator[tuple[str, Sst | None]]:
+        """Yield the replacement of an app's SST if it holds a key; puts the new SST."""
         store = search.member.store
-        root = store.at(one.sst.root).url
-        now = self.made.get(one.sst.object, one.sst)
+        root = store.at(item.sst.root).url
+        now = self.made.get(item.sst.object, item.sst)
         if now is not None:
-            here = replace(now, root="" if root == store.url else root)
-            now = self._without(search, NamedSst(here, one.stage, one.side, one.table))
-        if now is None or now.object != one.sst.object:
-            self.made[one.sst.object] = None if now is None else replace(now, root=root)
-            yield one.sst.object, None if now is None else replace(now, root=one.sst.root)
+            local = replace(now, root="" if root == store.url else root)
+            now = self._without(search, NamedSst(local, item.stage, item.side, item.table))
+        if now is None or now.object != item.sst.object:
+            self.made[item.sst.object] = None if now is None else replace(now, root=root)
+            yield item.sst.object, None if now is None else replace(now, root=item.sst.root)
 
-    def _without(self, search: Search, one: NamedSst) -> Sst | None:
-        sst, store = one.sst, search.member.store.at(one.sst.root)
-        if (found := search.chosen(one)) is None:
+    def _without(self, search: Search, item: NamedSst) -> Sst | None:
+        sst, store = item.sst, search.member.store.at(item.sst.root)
+        if (selection := search.chosen(item)) is None:
             return sst
-        chosen, fields = found
-        held = search.as_held(one, fields)
-        writer = without(search.member.store, sst, one.table, chosen)
+        chosen, fields = selection
+        holding = search.as_held(item, fields)
+        writer = without(search.member.store, sst, item.table, chosen)
         if not writer.num_rows:
-            self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, 0)
+            self.taken[sst.object] = Taken(holding.what, holding.table, fields, sst.bytes, 0)
             return None
-        # In the folder of the app that has it: it is collected there.
+        # In the folder of the app that owns it, where it is garbage-collected.
         app, _, stage, *_ = sst.object.split("/")
-        made = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
-        self.taken[sst.object] = Taken(held.what, held.table, fields, sst.bytes, made.bytes)
-        return made
+        rewritten = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
+        self.taken[sst.object] = Taken(holding.what, holding.table, fields, sst.bytes, rewritten.bytes)
+        return rewritten
 
     def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
-        """What becomes of the app's records in flight that hold a key; puts what has the rest of them."""
-        for key, channel, rows, found in search.captured():
-            kept = rows.filter(pa.array(~found.mask))
-            places = rows["_partition"].to_numpy()
-            gone = count_by_partition(rows.filter(pa.array(found.mask)), int(places.max()) + 1)
-            made = self._records(search, key, kept, tuple(gone.tolist()))
+        """Yield the replacements of the app's in-flight records that hold a key; puts the remaining records."""
+        for key, channel, rows, matches in search.captured():
+            remaining = rows.filter(pa.array(~matches.mask))
+            partitions = rows["_partition"].to_numpy()
+            gone = count_by_partition(rows.filter(pa.array(matches.mask)), int(partitions.max()) + 1)
+            rewritten = self._records(search, key, remaining, tuple(gone.tolist()))
             read_bytes = len(search.member.store.get(key))
-            self.taken[key] = Taken(IN_FLIGHT, channel, found.fields, read_bytes, made.bytes)
-            yield key, made
+            self.taken[key] = Taken(IN_FLIGHT, channel, matches.fields, read_bytes, rewritten.bytes)
+            yield key, rewritten
 
-    def _records(self, search: Search, key: str, kept: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
-        if not kept.num_rows:
+    def _records(self, search: Search, key: str, remaining: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
+        if not remaining.num_rows:
             return RecordsLeft(None, gone=gone)
-        made = put_object(search.member.store, search.member.app, key.split("/")[2], kept)
-        return RecordsLeft(made.key, made.rows, made.bytes, made.checksum, gone)
+        rewritten = put_object(search.member.store, search.member.app, key.split("/")[2], remaining)
+        return RecordsLeft(rewritten.key, rewritten.rows, rewritten.bytes, rewritten.checksum, gone)
 
 
 @dataclass
 class Work:
-    """All that a call knows."""
+    """The state of one call."""
 
     asked: KeysAsked
     searches: tuple[Search, ...]
-    """One an app; those that others live from come first."""
+    """One search for each app; source apps come before their clones."""
     by: str
     now_ms: Callable[[], int]
     on_progress: Progress
     rewriting: Rewriting = field(default_factory=Rewriting)
 
     def note_taken(self) -> None:
-        """Note what goes before it does: whoever finishes this tells of the whole."""
+        """Record in the note what is removed, so that a call that resumes this one can report all of it."""
         me = self.searches[0].member
-        under_way.note_taken(me.store, me.app, self.rewriting.taken)
+        forgotten.note_taken(me.store, me.app, self.rewriting.taken)
 
 
 def take_out(work: Work) -> bool:
-    """Rewrite what holds a key in all apps, and have their indexes say so; whether there was anything."""
+    """Rewrite objects that hold a key in all apps, and record them in the indexes; returns True if there were any."""
     for search in work.searches:
         work.rewriting.learn(search, forgotten.newest(search.member.store, search.member.app))
-    found = False
+    any_removed = False
     for search in work.searches:
         ssts: dict[str, Sst | None] = {}
         for stage in search.member.heads:
             work.on_progress(f"{search.member.app}/{stage}: looking through its versions")
-            for one in search.named(stage):
-                ssts |= work.rewriting.change(search, one)
+            for item in search.named(stage):
+                ssts |= work.rewriting.change(search, item)
         records = dict(work.rewriting.records(search))
         published = bool(ssts or records)
         _publish(work, search, ssts, records)
         archived = take_out_archived(work, search)
         if archived and not published:
-            # So that the stages say it, and replays of what they read.
+            # So that each stage gets a version that records it, and replays can tell.
             _publish(work, search, {}, {}, anyhow=True)
-        found = found or published or archived
-    return found
+        any_removed = any_removed or published or archived
+    return any_removed
 
 
 def take_out_archived(work: Work, search: Search) -> bool:
-    """Have an app's input archives hold none of the keys; whether any did."""
+    """Take the keys out of an app's input archives; returns True if there were any."""
     work.on_progress(f"{search.member.app}: looking through its input archive")
 
-    def before(gone: Sequence[archive.GoneObject]) -> None:
-        for topic, one, fields, written_bytes in gone:
-            work.rewriting.taken[one.object] = Taken(archive.WHAT, topic, fields, one.bytes, written_bytes)
+    def on_gone(gone: Sequence[archive.GoneObject]) -> None:
+        for topic, item, fields, written_bytes in gone:
+            work.rewriting.taken[item.object] = Taken(archive.WHAT, topic, fields, item.bytes, written_bytes)
         work.note_taken()
 
-    return archive.take_out(search, by=work.by, now_ms=work.now_ms, before=before)
+    return archive.take_out(search, by=work.by, now_ms=work.now_ms, on_gone=on_gone)
 
 
 def _publish(
     work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, RecordsLeft], *, anyhow: bool = False
 ) -> None:
-    """Have an app's index say what became of these objects, if there are any."""
+    """Record the replacements of these objects in an app's index, if there are any."""
     if not (ssts or records or anyhow):
         return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
@@ -164,55 +159,56 @@ def _publish(
 
 
 def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]], ssts: dict[str, Sst | None]) -> bool:
-    found = (history.find(store, app, stage, version) for stage, version in versions)
-    return any(sst.object in ssts for manifest in found if manifest is not None for sst in all_ssts(manifest))
+    manifests = (history.find(store, app, stage, version) for stage, version in versions)
+    return any(sst.object in ssts for manifest in manifests if manifest is not None for sst in all_ssts(manifest))
 
 
 def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
-    """Give each stage that is concerned its version, behind which nothing of before comes: app, stage, version.
+    """Commit a version of kind `forget` for each affected stage; yields app, stage and version.
 
-    Raises as `amend`, and as reading SSTs.
+    Batches that were computed on older rows cannot be committed after it. Raises the errors of `amend`, and of reading
+    SSTs.
     """
     store, app = search.member.store, search.member.app
-    note = under_way.find(store, app)
+    note = forgotten.under_way(store, app)
     since_ms = note.time_ms if note is not None else sys.maxsize
-    index = forgotten.known(store, app)
-    asked = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
-    concerned = {*asked, *(name.split("/")[2] for name in index.ssts)}
+    index = forgotten.cached(store, app)
+    requested = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
+    concerned = {*requested, *(name.split("/")[2] for name in index.ssts)}
     for stage, head in search.member.heads.items():
-        if head.retired or concerned.isdisjoint((stage, *(each.stage for each in head.formerly))):
+        if head.retired or concerned.isdisjoint((stage, *(former.stage for former in head.formerly))):
             continue
         version = _Version(work, search, stage, head.version)
         change = Amendment("forget", version.update, version.requires)
         done = amend(store, (app, stage), change, by=work.by, now_ms=work.now_ms)
         if done.changed:
             yield app, stage, done.manifest.version
-        elif (made := _forgets(store, app, stage)) is not None and made.time_ms >= since_ms:
-            yield app, stage, made.version  # a call that broke off had come so far
+        elif (earlier := _newest_forget(store, app, stage)) is not None and earlier.time_ms >= since_ms:
+            yield app, stage, earlier.version  # committed by an interrupted call
 
 
 @dataclass
 class _Version:
-    """The version of one stage, made of whatever is the newest."""
+    """The new version of one stage, built on its newest version."""
 
     work: Work
     search: Search
     stage: str
     after: int
-    """Up to this version all was looked through."""
+    """Versions up to this one were searched."""
     index: ForgottenIndex = field(init=False)
     waiting: int = 0
-    """Rejected records that wait."""
+    """Number of rejected records that wait to be retried."""
 
     def requires(self, head: Manifest) -> bool:
-        """Look through what came since, and say whether the head does not know the index yet."""
+        """Search versions committed since, and return True if the head does not have the newest index yet."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
-        for one in self.search.named(self.stage, self.after):
-            ssts |= self.work.rewriting.change(self.search, one)
+        for item in self.search.named(self.stage, self.after):
+            ssts |= self.work.rewriting.change(self.search, item)
         self.after = max(self.after, head.version)
         _publish(self.work, self.search, ssts, {})
-        self.index = forgotten.known(store, app)
+        self.index = forgotten.cached(store, app)
         if head.forgotten >= self.index.number:
             return False
         if not self.search.is_copy(self.stage):
@@ -220,16 +216,16 @@ class _Version:
         return True
 
     def update(self, draft: Manifest) -> Manifest:
-        """The version: the draft with the SSTs of now."""
-        made = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
-        if self.search.is_copy(self.stage) or REJECTED not in made.side_tables:
-            return made
-        side = replace(made.side_tables[REJECTED], waiting=self.waiting)
-        return replace(made, side_tables=made.side_tables | {REJECTED: side})
+        """Return the draft with the current SSTs."""
+        updated = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
+        if self.search.is_copy(self.stage) or REJECTED not in updated.side_tables:
+            return updated
+        side = replace(updated.side_tables[REJECTED], waiting=self.waiting)
+        return replace(updated, side_tables=updated.side_tables | {REJECTED: side})
 
 
 def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
-    """How many rejected records of a stage wait to be retried, of those that are left."""
+    """Return the number of remaining rejected records of a stage that wait to be retried."""
     side = head.side_tables.get(REJECTED)
     ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.sst(sst)) is not None]
     blocks = (block for sst in newest_first(ssts) for block in whole_blocks(store, sst, REJECTED_RECORDS))
@@ -238,76 +234,77 @@ def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
 
 
 def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
-    """Delete what was replaced, here and in this machine's cache, and what nothing names and holds a key."""
-    deleted, left = 0, list[Held]()
+    """Delete replaced objects, here and in this machine's cache, and objects that hold a key and that nothing names."""
+    deleted, remaining = 0, list[Held]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        index = forgotten.known(store, app)
+        index = forgotten.cached(store, app)
         cache.drop(index.ssts)
-        there = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
-        there |= {info.key for info in store.list(keys.snapshots(app))}
-        old = [name for name in index.replaced if name in there]
-        for found, was_named in archive.unnamed(search):
+        existing = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
+        existing |= {info.key for info in store.list(keys.snapshots(app))}
+        old = [name for name in index.replaced if name in existing]
+        for holding, was_named in archive.unnamed(search):
             if was_named:
-                old.append(found.object)
+                old.append(holding.object)
             else:
-                left.append(found)
+                remaining.append(holding)
         do_all(store.delete, old)
         deleted += len(old)
-        for found, written_ms in search.unnamed(index.ssts):
-            # A batch that was computed before the stage's newest version of this kind is not committed any more.
-            if written_ms < _since_ms(store, app, found.table):
-                store.delete(found.object)
+        for holding, written_ms in search.unnamed(index.ssts):
+            # A batch that was computed before the newest version of kind `forget` cannot be committed any more.
+            if written_ms < _since_ms(store, app, holding.table):
+                store.delete(holding.object)
                 deleted += 1
             else:
-                left.append(found)
-    return deleted, tuple(left)
+                remaining.append(holding)
+    return deleted, tuple(remaining)
 
 
 def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
-    """When, by storage's clock, a stage got its newest version of kind `forget`; 0 for never."""
+    """Return when, by the storage's clock, a stage got its newest version of kind `forget`; 0 for never."""
     head = history.head(store, app, stage)
     if head is not None and head.retired:
-        return sys.maxsize  # nobody is to name anything
-    if (made := _forgets(store, app, stage)) is None:
+        return sys.maxsize  # no new version can name an SST
+    if (manifest := _newest_forget(store, app, stage)) is None:
         return 0
-    key = keys.manifest(app, stage, made.version)
+    key = keys.manifest(app, stage, manifest.version)
     return next((info.modified_ms for info in store.list(key) if info.key == key), 0)
 
 
-def _forgets(store: ObjectStore, app: str, stage: str) -> Manifest | None:
-    """The newest version of kind `forget` of a stage."""
+def _newest_forget(store: ObjectStore, app: str, stage: str) -> Manifest | None:
+    """Return the newest version of kind `forget` of a stage; None if there is none."""
     head = history.head(store, app, stage)
     while head is not None and head.traits is not FORGET:
         head = history.before(store, head)
     return head
 
 
-def blot(work: Work) -> None:
-    """Mask the keys in what people wrote of edits; an app's next index tells its replicas of versions with such."""
+def mask_texts(work: Work) -> None:
+    """Mask the keys in the texts of edits and of the log of operations."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         for done in OPERATIONS.all(store, app):
             detail, message = (search.texts.masked(text) for text in (done.detail, done.message))
             if (detail, message) != (done.detail, done.message):
-                told = replace(done, detail=detail, message=message)
-                if _alike(done, told):
-                    told = replace(told, detail=f"{detail}.")
-                OPERATIONS.put(store, told, app)
+                entry = replace(done, detail=detail, message=message)
+                if _same_length(done, entry):
+                    entry = replace(entry, detail=f"{detail}.")
+                OPERATIONS.put(store, entry, app)
         versions = tuple(search.edited())
         for manifest in versions:
             edit = manifest.edited
             assert edit is not None  # noqa: S101  what `edited` gives
-            what, message = (search.texts.masked(text) for text in (edit.what, edit.message))
-            made = replace(manifest, edited=replace(edit, what=what, message=message))
-            if _alike(manifest, made):
-                made = replace(made, edited=replace(edit, what=f"{what}.", message=message))
-            store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(made))
+            statement, message = (search.texts.masked(text) for text in (edit.what, edit.message))
+            masked = replace(manifest, edited=replace(edit, what=statement, message=message))
+            if _same_length(manifest, masked):
+                masked = replace(masked, edited=replace(edit, what=f"{statement}.", message=message))
+            store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(masked))
         history.forget(store, app)
         if versions:
+            # Replicas copy changed versions when there is a new index.
             forgotten.change(store, app, lambda head: head, by=work.by, now_ms=work.now_ms())
 
 
-def _alike(had: Struct, made: Struct) -> bool:
-    """Whether both are of one length, by which a replica would take them for the same object."""
-    return len(codec.encode(had)) == len(codec.encode(made))
+def _same_length(before: Struct, after: Struct) -> bool:
+    """Return True if both are encoded to the same length: a replica would take them for the same object."""
+    return len(codec.encode(before)) == len(codec.encode(after))

@@ -1,8 +1,8 @@
-"""Masks for keys in text that people wrote: statements and messages of edits, entries of the log of operations.
+"""Masks keys in texts that users wrote: statements and messages of edits, entries of the log of operations.
 
-A key is masked where it is said to be one: as a literal of SQL that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a
-number that is compared with the key's column. As a word in a sentence it is masked from three characters on: a shorter
-one stands in too many sentences that are of nobody.
+A key is masked as an SQL literal that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a number that is compared with
+the key's column. As a word in a sentence it is masked if it has at least three characters: shorter words occur in too
+many unrelated sentences.
 """
 
 import re
@@ -13,9 +13,9 @@ from functools import cached_property
 from .matching import KeyRows
 
 MASK = "(forgotten)"
-"""In the place of a key."""
+"""Replaces a key."""
 _SHORTEST = 3
-"""Characters of a word that is taken for the key."""
+"""Minimum length of a word that is masked as a key."""
 _LITERAL = re.compile(r"'((?:[^']|'')*)'|\"((?:[^\"]|\"\")*)\"")
 _TOKEN = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
@@ -23,7 +23,7 @@ _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Texts:
-    """Keys, by table, as texts may have them."""
+    """The keys of all tables, in the forms in which they occur in texts."""
 
     keys: Mapping[str, KeyRows]
 
@@ -34,41 +34,43 @@ class Texts:
 
     @cached_property
     def _numbers(self) -> dict[str, frozenset[str]]:
-        """By key column, how its values that are no text are written."""
-        found: dict[str, set[str]] = {}
+        """Values of numeric key columns as text, by column."""
+        numbers: dict[str, set[str]] = {}
         for rows in self.keys.values():
             for name, column in zip(rows.rows.column_names, rows.columns, strict=True):
                 if column.kind in ("number", "float", "float32"):
-                    found.setdefault(name, set()).update(map(str, column.values.drop_null().to_pylist()))
-        return {name: frozenset(some) for name, some in found.items()}
+                    numbers.setdefault(name, set()).update(map(str, column.values.drop_null().to_pylist()))
+        return {name: frozenset(some) for name, some in numbers.items()}
 
     def stand_in(self, *texts: str) -> bool:
-        """Whether a key stands in one of some texts."""
+        """Return True if a key occurs in one of these texts."""
         return any(self.masked(text) != text for text in texts)
 
     def masked(self, text: str) -> str:
-        """A text without the keys."""
-        made = _LITERAL.sub(self._literal, text)
+        """Return the text with its keys masked."""
+        masked_text = _LITERAL.sub(self._literal, text)
         for name, numbers in self._numbers.items():
-            made = self._without_numbers(made, name, numbers)
-        for word in [*self._in(made)]:
-            made = re.sub(rf"(?<![\w@+-]){re.escape(word)}(?![\w@+-]|\.\w)", MASK, made)
+            masked_text = self._without_numbers(masked_text, name, numbers)
+        for word in [*self._in(masked_text)]:
+            masked_text = re.sub(rf"(?<![\w@+-]){re.escape(word)}(?![\w@+-]|\.\w)", MASK, masked_text)
         for table, rows in self.keys.items():
             for column in rows.columns:
-                said = {str(value) for value in column.values.drop_null().to_pylist()} if table in made else ()
-                for value in said:
+                values_of_column = (
+                    {str(value) for value in column.values.drop_null().to_pylist()} if table in masked_text else ()
+                )
+                for value in values_of_column:
                     argument = rf"(?<![\w]){re.escape(table)}([= ]['\"]?){re.escape(value)}(?![\w])"
-                    made = re.sub(argument, lambda found, table=table: f"{table}{found[1]}{MASK}", made)  # type: ignore[misc]
-        return made
+                    masked_text = re.sub(argument, lambda match, table=table: f"{table}{match[1]}{MASK}", masked_text)  # type: ignore[misc]
+        return masked_text
 
-    def _literal(self, found: re.Match[str]) -> str:
-        quote = found[0][0]
-        inside = found[0][1:-1].replace(quote * 2, quote)
-        return f"{quote}{MASK}{quote}" if inside in self._words else found[0]
+    def _literal(self, match: re.Match[str]) -> str:
+        quote = match[0][0]
+        inside = match[0][1:-1].replace(quote * 2, quote)
+        return f"{quote}{MASK}{quote}" if inside in self._words else match[0]
 
     def _without_numbers(self, text: str, column: str, numbers: frozenset[str]) -> str:
-        def mask(found: re.Match[str]) -> str:
-            return _TOKEN.sub(lambda number: MASK if number[0] in numbers else number[0], found[0])
+        def mask(match: re.Match[str]) -> str:
+            return _TOKEN.sub(lambda number: MASK if number[0] in numbers else number[0], match[0])
 
         name = rf'(?<!\w)"?{re.escape(column)}"?\s*'
         compared = re.compile(
@@ -77,6 +79,6 @@ class Texts:
         return _LISTS.sub(mask, compared.sub(mask, text))
 
     def _in(self, text: str) -> Iterator[str]:
-        """The words that stand in a text, the longest first."""
+        """Yield the words of keys that occur in a text, longest first."""
         some = (word for word in self._words if len(word) >= _SHORTEST and word in text)
         return iter(sorted(some, key=len, reverse=True))

@@ -1,14 +1,14 @@
-"""Equality of a key's value and a field's, by the type of the key's column.
+"""Compares values of a key with values of fields, by the type of the key's column.
 
-- Text equals text to the letter. A number or a boolean of a field equals a text as it is written there, or as Spark
-  casts it: 42 equals "42", and 42.0 does not.
-- A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and text that says it. As bytes,
-  it is also the four or eight bytes of Kafka's serialisers.
-- A time equals text that says it as ISO 8601 has it, where no zone is given in UTC, and a number of seconds, or of
-  thousandths or millionths of them, since 1970. A date equals a text that begins with it.
-- Bytes equal bytes, text in UTF-8, and text in Base64.
+- Text equals the same text. A number or boolean of a field equals text as it is written there, or as Spark casts it: 42
+  equals "42", and 42.0 does not.
+- A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
+  equals the four or eight bytes of Kafka's serialisers.
+- A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
+  since 1970. A date equals text that begins with it.
+- Bytes equal the same bytes, text in UTF-8, and text in Base64.
 
-Keys of other types, such as structs, are not comparable with fields.
+Keys of other types, such as structs, cannot be compared with fields.
 """
 
 import base64
@@ -33,7 +33,7 @@ Token = tuple[str, Any]
 NULL = -1
 _DAY_US = 86_400_000_000
 _FAR = 10**19
-"""No column holds such a time."""
+"""Seconds; beyond the range of timestamps."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
@@ -42,33 +42,33 @@ FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "ltrim": lambda text: text.lstrip(" "),
     "rtrim": lambda text: text.rstrip(" "),
 }
-"""The functions of SQL that are computed here, of text."""
+"""SQL functions of text that are computed here."""
 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """The values of one column of keys."""
+    """The values of one key column."""
 
     values: pa.Array
-    """Of each key."""
+    """The value of each key."""
 
     @cached_property
     def kind(self) -> str:
-        """The kind of comparison; empty for none."""
+        """The kind of comparison; empty if values cannot be compared."""
         return _kind(self.values.type)
 
     @cached_property
     def codes(self) -> dict[Token, int]:
-        """A number for each of the different values."""
-        found: dict[Token, int] = {}
+        """The number of each distinct value."""
+        numbers: dict[Token, int] = {}
         for token in self._tokens:
             if token is not None:
-                found.setdefault(token, len(found))
-        return found
+                numbers.setdefault(token, len(numbers))
+        return numbers
 
     @cached_property
     def of_keys(self) -> tuple[int, ...]:
-        """The number of each key's value; `NULL` of null, and a lower one where it is comparable with nothing."""
+        """The number of each key's value; `NULL` for null, and a lower one for values that cannot be compared."""
         codes = (NULL if token is None else self.codes[token] for token in self._tokens)
         if self.kind:
             return tuple(codes)
@@ -80,34 +80,34 @@ class KeyColumn:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The different values that are text."""
+        """The distinct text values."""
         return tuple(value for kind, value in self.codes if kind == "text")
 
     def made_by(self, functions: Sequence[str]) -> "KeyColumn":
-        """What functions make of the values, each in its place."""
+        """Return the column with these functions applied to each text value."""
         if self.kind != "text" or not functions:
             return self
-        made = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
-        return KeyColumn(pa.array(made, self.values.type))
+        converted = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
+        return KeyColumn(pa.array(converted, self.values.type))
 
-    def codes_of(self, found: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
-        """The number of each value of a field that equals one; -1 of the others. `found` has no nulls."""
-        if self.kind == "text" and not functions and is_text(found.type):
-            # Bytes are compared as such: text in Spark may be any.
-            known = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
+    def codes_of(self, values: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
+        """Return the number of each field value that equals a key's, else -1. `values` has no nulls."""
+        if self.kind == "text" and not functions and is_text(values.type):
+            # Compared as bytes: Spark's strings may be invalid UTF-8.
+            texts = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
             numbers = np.array([self.codes["text", text] for text in self.texts] or [-1])
-            at = pc.index_in(found.cast(pa.binary()), known)
+            at = pc.index_in(values.cast(pa.binary()), texts)
             return np.where(np.asarray(at.is_valid()), numbers[np.asarray(at.fill_null(0))], -1)
-        coded = pc.dictionary_encode(found)
-        each = np.array([self.code(value, functions) for value in _plain(coded.dictionary)], np.int64)
-        return each[np.asarray(coded.indices)] if len(each) else np.empty(0, np.int64)
+        coded = pc.dictionary_encode(values)
+        distinct = np.array([self.code(value, functions) for value in _plain(coded.dictionary)], np.int64)
+        return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code(self, value: Any, functions: Sequence[str] = ()) -> int:
-        """The number of the value that a field's equals, -1 for none."""
+        """Return the number of the key value that equals a field's value, -1 if none."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code(_applied(text, functions)) for text in texts), default=-1)
-        return next((self.codes[each] for each in _candidates(value, self.kind) if each in self.codes), -1)
+        return next((self.codes[token] for token in _candidates(value, self.kind) if token in self.codes), -1)
 
 
 def _applied(text: str, functions: Sequence[str]) -> str:
@@ -128,11 +128,11 @@ def _kind(kind: pa.DataType) -> str:
         "date": (types.is_date,),
         "time": (types.is_timestamp,),
     }
-    return next((name for name, each in tests.items() if any(test(kind) for test in each)), "")
+    return next((name for name, tests_of_type in tests.items() if any(test(kind) for test in tests_of_type)), "")
 
 
 def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
-    """Each value as what it is compared by."""
+    """Yield the token by which each value is compared."""
     if kind == "time":
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
     if kind == "date":
@@ -149,11 +149,13 @@ def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
 
 
 def _plain(values: pa.Array) -> Iterator[Any]:
-    """Values of Arrow as Python has them; times as microseconds, wrapped, of any year."""
+    """Yield Arrow values as Python values; times as wrapped microseconds, of any year."""
     if pa.types.is_timestamp(values.type):
-        yield from (_Time(each) for each in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist())
+        yield from (
+            _Time(number) for number in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist()
+        )
     elif pa.types.is_date(values.type):
-        yield from (_Time(each * _DAY_US) for each in values.cast(pa.date32()).cast(pa.int32()).to_pylist())
+        yield from (_Time(number * _DAY_US) for number in values.cast(pa.date32()).cast(pa.int32()).to_pylist())
     else:
         yield from values.to_pylist()
 
@@ -164,7 +166,7 @@ class _Time:
 
 
 def _candidates(value: Any, kind: str) -> Iterator[Token]:
-    """What a field's value may be compared by, as a value of that kind."""
+    """Yield the tokens that a field's value may equal in a key column of this kind."""
     match kind:
         case "text":
             yield from ((kind, text) for text in _texts(value))
@@ -217,7 +219,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _of_float(value: float) -> Iterator[str]:
-    """As Java, and so Spark, writes it."""
+    """Yield the texts of a float in Python and in Java, which Spark uses."""
     yield repr(value)
     digits, _, exponent = f"{value:e}".partition("e")
     with suppress(InvalidOperation):
@@ -241,12 +243,12 @@ def _numbers(value: Any, kind: str) -> Iterator[Any]:
         yield "nan"
     else:
         with suppress(OverflowError):
-            made = float(number)
-            yield (float(np.float32(made)) if kind == "float32" else made) + 0.0
+            converted = float(number)
+            yield (float(np.float32(converted)) if kind == "float32" else converted) + 0.0
 
 
 def _times(value: Any) -> Iterator[int]:
-    """Microseconds since 1970."""
+    """Yield microseconds since 1970."""
     if isinstance(value, _Time):
         yield value.us
         return

@@ -1,4 +1,4 @@
-"""Maintenance from outside the runner: compact, protect, remove an app, fill the archive, tokens.
+"""Maintenance outside of runners: compaction, protection and removal of apps, filling of archives, tokens.
 
-Each change is one commit by compare-and-swap, as those of runners are.
+Each change is committed by compare-and-swap, as the versions of runners are.
 """

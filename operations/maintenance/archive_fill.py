@@ -1,7 +1,7 @@
-"""`slackwater archive APP --from REF`: what the app has read since a moment, as far as Kafka still has it.
+"""`slackwater archive APP --from REF`: archives records that the app has read since a moment, if Kafka has them.
 
-Version by version, so that each object says when its records were read, and nothing is archived that no committed
-version read. Killed anywhere, the same command goes on: the index says what is there already.
+Records are added by version, so that each object states when its records were read, and only records that a committed
+version has read are archived. An interrupted call is resumed by the same command: the index lists what is archived.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...state.records import ranges
-from ...state.topics import are_two, is_known
+from ...state.records import are_two, is_known, ranges
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import ArchiveIndex
@@ -26,32 +25,32 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 
 _AT_ONCE = 200_000
-"""Offsets read for one object, at least, where there are so many."""
+"""Minimum number of offsets read for one object, if there are that many."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFilled:
-    """What was added to the archive of a topic, or would be."""
+    """Records that were added to the archive of a topic, or would be in a dry run."""
 
     topic: str
     offsets: int
-    """That were added; in a dry run, that Kafka has and the archive has not."""
+    """Offsets added; in a dry run, those that Kafka has and the archive lacks."""
     records: int
-    """Of these offsets; 0 in a dry run, which reads none."""
+    """Records at these offsets; 0 in a dry run, which reads none."""
     gone: tuple[str, ...]
-    """What was read since the moment and neither has any more, each as `[0]@10..20`."""
+    """Offsets that were read since the moment and that neither Kafka nor the archive has, each as `[0]@10..20`."""
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """What was read of a topic since a moment."""
+class _ReadTopic:
+    """Offsets of one topic that were read since a moment."""
 
     read: list[tuple[int, Extents]] = field(default_factory=list)
-    """When it was committed, and what it was."""
+    """The time of each commit, and the offsets that it read."""
 
 
-_ByTopic = dict[tuple[str, str], _Wanted]
-"""By topic, and its id where that is known."""
+_ByTopic = dict[tuple[str, str], _ReadTopic]
+"""By topic and its id, empty if unknown."""
 
 
 def fill(
@@ -64,38 +63,43 @@ def fill(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> tuple[TopicFilled, ...]:
-    """Add to the archives of an app what it has read since a moment, None for the beginning of its history.
+    """Add what an app has read since a moment to its archives; `since` None means the beginning of its history.
 
-    Of topics of which there is no archive, one is begun. Raises as `StoredApp.archive`, and `Corruption`.
+    Creates the archive of a topic that has none. Raises the errors of `StoredApp.archive`, and `Corruption`.
     """
     check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
-    wanted: _ByTopic = {}
+    reads: _ByTopic = {}
     for stage, head in sorted(heads.items()):
-        _since(store, head, since.stages.get(stage) if since is not None else None, wanted)
-    found = []
-    for (topic, topic_id), each in sorted(wanted.items()):
-        found.append(_fill(store, app, kafka, (topic, topic_id), sorted(each.read), by, on_progress, dry_run=dry_run))
-    added = sum(each.records for each in found)
+        _since(store, head, since.stages.get(stage) if since is not None else None, reads)
+    filled = []
+    for (topic, topic_id), topic_read in sorted(reads.items()):
+        filled.append(
+            _fill(store, app, kafka, (topic, topic_id), sorted(topic_read.read), by, on_progress, dry_run=dry_run)
+        )
+    added = sum(topic.records for topic in filled)
     if added and not dry_run:
-        what = f"from {since.ref}" if since is not None else "from the beginning"
-        record(store, app, "archive", f"{what}: {added:,} records of {', '.join(each.topic for each in found)}", by)
-    return tuple(found)
+        start = f"from {since.ref}" if since is not None else "from the beginning"
+        record(store, app, "archive", f"{start}: {added:,} records of {', '.join(topic.topic for topic in filled)}", by)
+    return tuple(filled)
 
 
-def _since(store: ObjectStore, head: Manifest, start: Manifest | None, wanted: _ByTopic) -> None:
-    """Note what a stage read in each of its versions after one, as far back as its history is there."""
-    after = head
-    for before in history.backwards(store, head):
-        if before.version < after.version and after.traits.reads_records:
-            for name, at in after.inputs.items():
-                was = before.inputs.get(name)
-                if was is not None and was.topic == at.topic:
-                    read = (Extent(one.partition, one.first, one.last) for one in ranges(was.offsets, at.offsets))
-                    which = (at.topic, at.topic_id if is_known(at.topic_id) else "")
-                    wanted.setdefault(which, _Wanted()).read.append((after.time_ms, union(read)))
-        after = before
-        if start is not None and before.version <= start.version:
+def _since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ByTopic) -> None:
+    """Collect what a stage read in each version after `start`, as far back as its history goes."""
+    later = head
+    for earlier in history.backwards(store, head):
+        if earlier.version < later.version and later.traits.reads_records:
+            for name, at in later.inputs.items():
+                earlier_input = earlier.inputs.get(name)
+                if earlier_input is not None and earlier_input.topic == at.topic:
+                    read = (
+                        Extent(span.partition, span.first, span.last)
+                        for span in ranges(earlier_input.offsets, at.offsets)
+                    )
+                    topic = (at.topic, at.topic_id if is_known(at.topic_id) else "")
+                    reads.setdefault(topic, _ReadTopic()).read.append((later.time_ms, union(read)))
+        later = earlier
+        if start is not None and earlier.version <= start.version:
             return
 
 
@@ -103,14 +107,14 @@ def _fill(
     store: ObjectStore,
     app: str,
     kafka: Topics,
-    which: tuple[str, str],
+    topic_and_id: tuple[str, str],
     read: list[tuple[int, Extents]],
     by: str,
     on_progress: Callable[[str], None],
     *,
     dry_run: bool,
 ) -> TopicFilled:
-    topic, read_id = which
+    topic, read_id = topic_and_id
     earliest, topic_id = kafka.starts(topic), kafka.topic_id(topic)
     is_former = are_two(read_id, topic_id)
     head = _archive_of(store, app, topic, read_id if is_former else topic_id)
@@ -118,53 +122,53 @@ def _fill(
     gone: Extents = every
     if earliest is not None and not is_former:
         gone = common(every, (Extent(number, 0, first) for number, first in enumerate(earliest) if first))
-    done, added, left = 0, 0, minus(every, gone)
+    done, added, remaining = 0, 0, minus(every, gone)
     lost = tuple(map(str, gone))
-    if dry_run or not left:
-        return TopicFilled(topic, count(left), 0, lost)
-    total = count(left)
-    for read_ms, extents in _grouped(read, left):
-        wanted = minus(common(extents, left), head.covered)
-        if not wanted:
+    if dry_run or not remaining:
+        return TopicFilled(topic, count(remaining), 0, lost)
+    total = count(remaining)
+    for read_ms, extents in _grouped(read, remaining):
+        extents_to_read = minus(common(extents, remaining), head.covered)
+        if not extents_to_read:
             continue
         on_progress(f"{topic}: {done:,} of {total:,} offsets")
-        before = head.rows
-        head = _append(store, kafka, head, wanted, read_ms, by)
-        done, added = done + count(wanted), added + head.rows - before
+        rows_so_far = head.rows
+        head = _append(store, kafka, head, extents_to_read, read_ms, by)
+        done, added = done + count(extents_to_read), added + head.rows - rows_so_far
     return TopicFilled(topic, done, added, lost)
 
 
 def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
-    """The archive of the topic of this id, or an empty one."""
+    """Return the archive of the topic with this id, or an empty one."""
     last = index.topics(store, app).get(topic, 0)
-    for life in range(last, 0, -1):
-        head = index.newest(store, app, topic, life)
+    for number in range(last, 0, -1):
+        head = index.newest(store, app, topic, number)
         if head is not None and not are_two(head.topic_id, topic_id):
             return head
     return index.empty(app, topic, last + 1, topic_id)
 
 
-def _grouped(read: list[tuple[int, Extents]], left: Extents) -> Iterator[tuple[int, Extents]]:
-    """What versions read, by day and by so many offsets: what an object holds goes at one time."""
+def _grouped(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tuple[int, Extents]]:
+    """Yield what versions read in groups of one day and a limited number of offsets; a group fills an object."""
     group: Extents = ()
     last_ms = 0
     for read_ms, extents in read:
         if group and (count(group) >= _AT_ONCE or read_ms // DAY_MS != last_ms // DAY_MS):
             yield last_ms, group
             group = ()
-        group, last_ms = union(group, common(extents, left)), read_ms
+        group, last_ms = union(group, common(extents, remaining)), read_ms
     if group:
         yield last_ms, group
 
 
 def _append(
-    store: ObjectStore, kafka: Topics, head: ArchiveIndex, wanted: Extents, read_ms: int, by: str
+    store: ObjectStore, kafka: Topics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
-    """Append these offsets, as objects of no more bytes than they shall have."""
+    """Append the records at these offsets, in objects of at most the target size."""
     writer, done = ArchiveWriter(), list[Extent]()
-    for each in wanted:
-        for first in range(each.first, each.end, _AT_ONCE):
-            part = Extent(each.partition, first, min(first + _AT_ONCE, each.end))
+    for extent in extents:
+        for first in range(extent.first, extent.end, _AT_ONCE):
+            part = Extent(extent.partition, first, min(first + _AT_ONCE, extent.end))
             for records in kafka.records(head.topic, part.partition, part.first, part.end):
                 writer.append(records)
             done.append(part)
@@ -176,35 +180,36 @@ def _append(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMerged:
-    """What was merged of the archive of a topic, or would be."""
+    """The result of merging objects in the archive of a topic, or of a dry run."""
 
     topic: str
     before: int
-    """Objects that it had."""
+    """Number of objects before the merge."""
     after: int
-    """That it has then; in a dry run as many, less those of the first merge."""
+    """Number of objects after the merge; in a dry run, after the first merge."""
     bytes: int
-    """Of what was read for it."""
+    """Bytes read by the merge."""
 
 
 def merge_archives(
     store: ObjectStore, app: str, *, full: bool, by: str, dry_run: bool = False
 ) -> tuple[ArchiveMerged, ...]:
-    """Merge what is due of the archives of an app; with `full`, all objects of one day that are not large yet.
+    """Merge the objects of an app's archives that are due; with `full`, all objects of one day that are not large yet.
 
-    An archive of which nothing is merged is left out. Raises `Unavailable`: what was merged by then stays merged.
+    Returns only archives with a merge. Raises `Unavailable`: merges that were committed by then stay.
     """
-    found = []
+    merged = []
     for head in index.all_of(store, app):
-        before, read, inputs = len(head.objects), 0, merge.pick(head, DAY_MS, whole=full)
+        num_objects, read, inputs = len(head.objects), 0, merge.pick(head, DAY_MS, whole=full)
         if dry_run and inputs:
-            found.append(ArchiveMerged(head.topic, before, before - len(inputs) + 1, sum(one.bytes for one in inputs)))
+            size = sum(item.bytes for item in inputs)
+            merged.append(ArchiveMerged(head.topic, num_objects, num_objects - len(inputs) + 1, size))
             continue
         newest = head
         while inputs:
-            read += sum(one.bytes for one in inputs)
+            read += sum(item.bytes for item in inputs)
             newest = merge.merge(store, newest, inputs, by=by, now_ms=instants.now_ms())
             inputs = merge.pick(newest, DAY_MS, whole=full)
         if read:
-            found.append(ArchiveMerged(head.topic, before, len(newest.objects), read))
-    return tuple(found)
+            merged.append(ArchiveMerged(head.topic, num_objects, len(newest.objects), read))
+    return tuple(merged)

@@ -1,8 +1,8 @@
-"""Compacting the tables of an app outside of its runners: versions of kind "compaction", between the batches.
+"""Compacts the tables of an app outside of its runners, by versions of kind "compaction" between the batches.
 
-What is due is picked from a stage's head, merged, and committed with the head's own epoch. When a batch or a claim was
-first (`store.versions.amend`), the results are put into the new head instead; they are left out only where they do not
-fit any more (`store.compaction.plan`). Such a version reads and writes nothing: all else is carried on as it is.
+Merges are picked from a stage's head, and committed with the head's own epoch. If a batch or a claim commits first
+(`store.versions.amend`), the results are applied to the new head; they are dropped only if they do not fit any more
+(`store.compaction.plan`). Such a version reads and writes no records: everything else is carried over unchanged.
 """
 
 import threading
@@ -31,85 +31,93 @@ from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
 _LAND_S = 10.0
-"""Finished merges are committed this often while others go on."""
+"""Interval at which finished merges are committed while others continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One compaction that is due: how many SSTs, their bytes and levels, ascending, and that of what they become."""
+    """One compaction that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
 
     stage: str
-    """The table: it bears the name of its stage, or is one beside that."""
+    """The table: its stage's name, or the name of a side table."""
     partition: int
     inputs: int
     bytes: int
     levels: tuple[int, ...]
     level: int
     moves: bool
-    """Whether the SSTs stay as they are and only their level changes."""
+    """True if the SSTs stay as they are and only their level changes."""
     drops_tombstones: bool
 
 
-def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
-    """What is due of an app's tables by their policies; with `full`, what makes each state partition one run.
+def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
+    """Return the merges that an app's policies call for; with `full`, those that make each state partition one run.
 
-    Of the stages in `wanted`, empty for all. A listing, and the requests of `history.head` for each; changes nothing.
+    `stages` limits it to these stages; empty for all. A listing, and the requests of `history.head` for each; changes
+    nothing.
 
-    Raises `NotFound` where there is no such app or stage, and `Refused` where a stage that is wanted keeps no table, or
-    is retired.
+    Raises `NotFound` if the app or a stage does not exist, and `Refused` if one of `stages` has no table, or is
+    retired.
     """
-    found = []
-    for head in _tables_of(store, app, wanted):
+    merges = []
+    for head in _tables_of(store, app, stages):
         tables = {} if head.retired else tables_of(head)
-        for name, one in ((name, one) for name, at in tables.items() for one in pick_for(at, full=full)):
-            size, levels = sum(sst.bytes for sst in one.inputs), tuple(sorted({sst.level for sst in one.inputs}))
-            count, drops = len(one.inputs), one.drops_tombstones
-            found.append(Merge(name, one.partition, count, size, levels, one.output_level, one.moves, drops))
-    return tuple(found)
+        for name, compaction in (
+            (name, compaction) for name, at in tables.items() for compaction in pick_for(at, full=full)
+        ):
+            size, levels = (
+                sum(sst.bytes for sst in compaction.inputs),
+                tuple(sorted({sst.level for sst in compaction.inputs})),
+            )
+            count, drops = len(compaction.inputs), compaction.drops_tombstones
+            merges.append(
+                Merge(name, compaction.partition, count, size, levels, compaction.output_level, compaction.moves, drops)
+            )
+    return tuple(merges)
 
 
-def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """The heads that are compactions: nothing has come since. Requests and errors are those of `plan`."""
-    return tuple(head for head in _tables_of(store, app, wanted) if head.traits is COMPACTION)
+def merged_last(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
+    """Return the heads that are compactions: nothing was committed since. Requests and errors are those of `plan`."""
+    return tuple(head for head in _tables_of(store, app, stages) if head.traits is COMPACTION)
 
 
 def _tables_of(
-    store: ObjectStore, app: str, wanted: tuple[str, ...], *, all_have_one: bool = True
+    store: ObjectStore, app: str, names: tuple[str, ...], *, all_have_one: bool = True
 ) -> tuple[Manifest, ...]:
-    stages = stages_of(store, app, *wanted)
-    heads = heads_of(store, app, wanted or stages).values()
+    stages = stages_of(store, app, *names)
+    heads = heads_of(store, app, names or stages).values()
     for head in heads:
-        if wanted and all_have_one and head.retired:
+        if names and all_have_one and head.retired:
             raise is_retired(head)
-        if wanted and all_have_one and head.table is None:
+        if names and all_have_one and head.table is None:
             raise Refused(
-                f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",
-                hint=f"`slackwater status {app}` tells the keys of those that keep one",
+                f"stage {app}/{head.stage} has no table, so there is nothing to compact",
+                hint=f"`slackwater status {app}` shows which stages have one",
             )
     return tuple(head for head in heads if head.table is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A version of kind "compaction" that was committed: outputs took the place of inputs, all of them SSTs."""
+    """A committed version of kind "compaction". Inputs and outputs are SSTs."""
 
     app: str
     stage: str
     version: int
     merges: int
     partitions: tuple[int, ...]
-    """State partitions that were merged in, ascending."""
+    """Merged state partitions, ascending."""
     inputs: int
     outputs: int
     bytes_read: int
     bytes_written: int
     left_out: int
-    """Merges whose result did not fit any more: their inputs were merged by somebody else, or it is gone."""
+    """Merges that did not fit any more: another process merged their inputs, or their result is gone."""
 
 
 @dataclass(slots=True)
 class StageCompactor:
-    """Compacts the tables of one stage, of which `head` is the head, or was it lately."""
+    """Compacts the tables of one stage; `head` is the newest version, or was it recently."""
 
     store: InitVar[ObjectStore]
     cache: SstCache
@@ -117,25 +125,26 @@ class StageCompactor:
     _: KW_ONLY
     by: str
     threads: int
-    """Merges that go on at once."""
+    """Number of parallel merges."""
     now_ms: Callable[[], int]
     stop: threading.Event
-    """Once it is set, merges under way are given up."""
+    """If set, running merges are abandoned."""
     _store: CountingStore = field(init=False)
     _writer: str = field(default_factory=lambda: str(ULID()), init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
-        # Its own versions say what it takes.
+        # The versions record the requests that they took.
         self._store = CountingStore(store)
 
     def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
         """Merge until nothing is due, or `stop` is set; yields each version as it is committed.
 
-        One request when nothing is due and no version was committed since. With `full`, each state partition becomes
-        one run, once, also when batches go on.
+        One request if nothing is due and no version was committed since. With `full`, each state partition is merged
+        into one run, once, even if batches are committed meanwhile.
 
-        Raises `NotFound` where the stage is gone, `Refused` where a merge would take too long, `CommitConflict` where
-        others kept winning the race for the next version, and `Unavailable`: the version may have been committed then.
+        Raises `NotFound` if the stage is gone, `Refused` if a merge would take too long, `CommitConflict` if other
+        writers kept winning the race for the next version, and `Unavailable`, after which the version may have been
+        committed.
         """
         todo: dict[str, set[int]] | None = None
         while not self.stop.is_set():
@@ -147,11 +156,11 @@ class StageCompactor:
                 todo = {name: set(range(at.table.partitions)) for name, at in tables.items() if at.table is not None}
             due: list[tuple[Table, Compaction]] = []
             for name, at in tables.items():
-                left = todo.get(name, set()) if todo is not None else None
-                picked = pick_for(at) if left is None else pick_for(at, full=True, only=left.__contains__)
-                due += [(at.table, one) for one in picked if at.table is not None]
-                if left is not None:
-                    left.difference_update(one.partition for one in picked)
+                remaining = todo.get(name, set()) if todo is not None else None
+                picked = pick_for(at) if remaining is None else pick_for(at, full=True, only=remaining.__contains__)
+                due += [(at.table, compaction) for compaction in picked if at.table is not None]
+                if remaining is not None:
+                    remaining.difference_update(compaction.partition for compaction in picked)
             if not due:
                 return
             yield from self._merge(head, due)
@@ -165,78 +174,78 @@ class StageCompactor:
         with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
                 running = {
-                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, table, one, stop=stop)
-                    for table, one in due
+                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, table, compaction, stop=stop)
+                    for table, compaction in due
                 }
                 failures: list[BaseException] = []
                 while running:
                     ended, running = wait(running, _LAND_S)
-                    failures += [failed for one in ended if (failed := one.exception()) is not None]
-                    done = [one.result() for one in ended if one.exception() is None]
-                    if done and (committed := self._land(done)) is not None:
+                    failures += [failed for future in ended if (failed := future.exception()) is not None]
+                    done = [future.result() for future in ended if future.exception() is None]
+                    if done and (committed := self._commit_results(done)) is not None:
                         yield committed
                 for failed in failures:
-                    # A merge that was given up is nobody's trouble, nor is an SST that somebody else merged, and that
-                    # was collected since.
+                    # Not errors: a merge that was stopped, and an SST that another process merged and that was
+                    # collected since.
                     if not isinstance(failed, Stopped) and not (
                         isinstance(failed, Corruption)
                         and all(sst.object != failed.object_key for sst in all_ssts(self._newest()))
                     ):
                         raise failed
             finally:
-                # Whatever ended this early: nobody waits for the rest.
+                # Stop the other merges if this ended early.
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _land(self, done: list[Done]) -> Compacted | None:
-        """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
-        # Garbage collection takes what no version names once it is an hour old, and a process may have been asleep for
-        # longer: one request for each SST that was written.
-        written = [sst for one in done if not one.compaction.moves for sst in one.outputs]
-        found = many(lambda sst: exists(self._store, sst.object), written)
-        gone = {sst for sst, is_there in zip(written, found, strict=True) if not is_there}
-        there = [one for one in done if gone.isdisjoint(one.outputs)]
+    def _commit_results(self, done: list[Done]) -> Compacted | None:
+        """Commit merges whose inputs the head still has; returns None if there is none."""
+        # Garbage collection deletes an SST that no version names after an hour, and this process may have been
+        # suspended for longer: one request for each SST that was written.
+        written = [sst for merge in done if not merge.compaction.moves for sst in merge.outputs]
+        existing = many(lambda sst: exists(self._store, sst.object), written)
+        gone = {sst for sst, is_there in zip(written, existing, strict=True) if not is_there}
+        usable = [merge for merge in done if gone.isdisjoint(merge.outputs)]
         landed: list[Done] = []
 
         def fits(head: Manifest) -> bool:
-            before, after = set(all_ssts(head)), set(all_ssts(apply_to(head, there)))
-            # Unlike one that does not fit, whose inputs stay, or went before.
+            old_ssts, new_ssts = set(all_ssts(head)), set(all_ssts(apply_to(head, usable)))
+            # If a merge does not fit, its inputs stay, or were gone before.
             landed[:] = [
-                one
-                for one in there
-                if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
+                merge
+                for merge in usable
+                if old_ssts.issuperset(merge.compaction.inputs) and new_ssts.isdisjoint(merge.compaction.inputs)
             ]
             return bool(landed) and not head.retired
 
-        change = Amendment("compaction", lambda draft: apply_to(draft, there), fits)
+        change = Amendment("compaction", lambda draft: apply_to(draft, usable), fits)
         store, writer = self._store, self._writer
-        made = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, take_stats=store.take)
-        self.head = made.manifest
-        if not made.changed:
+        amended = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, take_stats=store.take)
+        self.head = amended.manifest
+        if not amended.changed:
             return None
         return Compacted(
             app=self.head.app,
             stage=self.head.stage,
             version=self.head.version,
             merges=len(landed),
-            partitions=tuple(sorted({one.compaction.partition for one in landed})),
-            inputs=sum(len(one.compaction.inputs) for one in landed),
-            outputs=sum(len(one.outputs) for one in landed),
-            bytes_read=sum(one.compaction.input_bytes for one in landed),
-            bytes_written=sum(one.output_bytes for one in landed),
+            partitions=tuple(sorted({merge.compaction.partition for merge in landed})),
+            inputs=sum(len(merge.compaction.inputs) for merge in landed),
+            outputs=sum(len(merge.outputs) for merge in landed),
+            bytes_read=sum(merge.compaction.input_bytes for merge in landed),
+            bytes_written=sum(merge.output_bytes for merge in landed),
             left_out=len(done) - len(landed),
         )
 
     def _newest(self) -> Manifest:
-        app, known = self.head.app, self.head.version
-        found = history.head(self._store, app, self.head.stage, hint=known)
-        self.head = found or history.read(self._store, app, self.head.stage, known)
+        app, version = self.head.app, self.head.version
+        newest = history.head(self._store, app, self.head.stage, hint=version)
+        self.head = newest or history.read(self._store, app, self.head.stage, version)
         return self.head
 
 
 @dataclass(slots=True)
 class AppCompactor:
-    """Compacts the tables of an app, those of some stages or all."""
+    """Compacts the tables of an app, of some stages or of all."""
 
     store: ObjectStore
     cache: SstCache
@@ -248,22 +257,27 @@ class AppCompactor:
     threads: int
     now_ms: Callable[[], int]
     stop: threading.Event
-    """Once it is set, merges under way are given up."""
+    """If set, running merges are abandoned."""
     _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
     """None for a stage without a table."""
 
     def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
-        """Merge until nothing is due; the versions, which the log of operations names. Raises as `merge_due` does."""
+        """Merge until nothing is due, and log the versions as an operation. Raises the errors of `merge_due`."""
         done = []
-        for each in self.merge_due(full=full):
-            done.append(each)
-            on_version(each)
+        for compacted in self.merge_due(full=full):
+            done.append(compacted)
+            on_version(compacted)
         if done:
-            versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
-            made: dict[str, tuple[int, int]] = {}
-            for each in done:
-                made[each.stage] = (made.get(each.stage, (each.version - 1, 0))[0], each.version)
-            record(self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, made)
+            versions = ", ".join(f"{compacted.stage}@v{compacted.version}" for compacted in done)
+            versions_by_stage: dict[str, tuple[int, int]] = {}
+            for compacted in done:
+                versions_by_stage[compacted.stage] = (
+                    versions_by_stage.get(compacted.stage, (compacted.version - 1, 0))[0],
+                    compacted.version,
+                )
+            record(
+                self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, versions_by_stage
+            )
         return tuple(done)
 
     def watch(
@@ -274,16 +288,16 @@ class AppCompactor:
         failed: Callable[[str, Exception], None],
         away: Callable[[Unavailable], None],
     ) -> None:
-        """Merge what becomes due, looking for it every so many seconds, until `stop`. Raises as `plan`, at the start.
+        """Merge what becomes due until `stop`, checking every `every_s` seconds. First raises the errors of `plan`.
 
-        `away` is told when the store does not answer: it will be there again, and nothing is lost meanwhile.
+        `away` is called if the store does not answer; the next check retries.
         """
-        plan(self.store, self.app, self.wanted)  # refuses what there is nothing to watch of
+        plan(self.store, self.app, self.wanted)  # raises if a stage has no table to watch
         record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
         while not self.stop.is_set():
             try:
-                for each in self.merge_due(failed=failed):
-                    on_version(each)
+                for compacted in self.merge_due(failed=failed):
+                    on_version(compacted)
             except Unavailable as error:
                 away(error)
             self.stop.wait(every_s)
@@ -291,16 +305,17 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until nothing is due, or with `full` all; yields each version as it is committed. May be called again.
+        """Merge until nothing is due, or everything with `full`; yields each version as it is committed.
 
-        A listing, and a request a stage, when nothing was committed since the last call. `failed` gets each stage whose
-        table could not be merged, and why, and the other tables are merged; without it, and when the store does not
-        answer, that ends it. Raises as `plan` and `StageCompactor.until_done` do, with a note that names the table.
+        May be called again. A listing, and a request for each stage, if nothing was committed since the last call.
+        `failed` receives each stage whose table could not be merged, and the error, and the other tables are merged;
+        without it, and if the store does not answer, the error is raised. Raises the errors of `plan` and
+        `StageCompactor.until_done`, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):
             check_exclusion(self.store, self.app, Intent.COMPACT)
-            # Where the store does not answer, they are still new the next time.
+            # If this raises, the next call tries the new stages again.
             heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
             self._stages |= dict.fromkeys(new)
             by, threads, now_ms, stop = self.by, self.threads, self.now_ms, self.stop

@@ -1,7 +1,7 @@
-"""Protected apps: whatever could lose something of one wants its name typed once more.
+"""Protected apps: a destructive command requires that the app's name is typed once more.
 
-Protection is of a name. The app that has it is protected, and the one in the folder that is called so, which may have
-lost it to a promotion: one note is for both, before and after.
+A name is protected: the app that has the name, and the app in the folder of that name, which may have lost the name to
+a promotion. One note protects both, before and after the promotion.
 """
 
 from msgspec import Struct
@@ -16,71 +16,72 @@ class Protection(Struct, frozen=True):
     """The note that an app is protected."""
 
     app: limits.Name
-    """The name that is."""
+    """The protected name."""
     by: limits.Line
     time_ms: limits.TimeMs
     message: limits.Line = ""
-    """Why."""
+    """The reason."""
 
 
 def find(store: ObjectStore, app: str) -> Protection | None:
-    """The protection of the app in this folder, None where it has none.
+    """Return the protection of the app in this folder; None if it is not protected.
 
-    One request, and those of `apps.called` where its folder's name is not protected.
+    One request, and those of `apps.called` if the folder's name is not protected.
     """
-    found = notes.find(store, keys.protected(app), Protection)
-    if found is None and (name := apps.name_of(store, app)):
-        found = notes.find(store, keys.protected(name), Protection)
-    return found
+    protection = notes.find(store, keys.protected(app), Protection)
+    if protection is None and (name := apps.name_of(store, app)):
+        protection = notes.find(store, keys.protected(name), Protection)
+    return protection
 
 
 def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
-    """Protect the name of the app in this folder; what protects it, which may be from before.
+    """Protect the name of the app in this folder; returns the protection, which may exist already.
 
-    Raises `NotFound` where there is no such app, and `Refused` where another one has that name.
+    Raises `NotFound` if the app does not exist, and `Refused` if another one has that name.
     """
     name = _name(store, app)
-    found = notes.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
-    record_once(store, app, "protect", "", found.by, since_ms=found.time_ms, message=found.message)
-    return found
+    protection = notes.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
+    record_once(store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message)
+    return protection
 
 
 def lift(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "") -> bool:
-    """Take the protection away; whether there was one. Raises as `check` and `protect`."""
+    """Remove the protection; returns False if there was none. Raises the errors of `check` and `protect`."""
     name = _name(store, app)
-    if (found := find(store, app)) is None:
+    if (protection := find(store, app)) is None:
         return False
-    check(store, app, "to protect it no more", typed, called)
-    record_once(store, app, "protect --off", "", by, since_ms=found.time_ms)
-    for each in (app, name):  # it may have been protected as a clone, before it had the name
-        store.delete(keys.protected(each))
+    check(store, app, "to turn its protection off", typed, called)
+    record_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
+    for protected in (app, name):  # it may have been protected as a clone, before it had the name
+        store.delete(keys.protected(protected))
     return True
 
 
 def check(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
-    """Raise `Protected` where the app in this folder is protected, and `typed` is not its name.
+    """Raise `Protected` if the app in this folder is protected, unless `typed` is its name.
 
-    That is the one by which it is `called`, or its folder's. `what` is wanted, as in "to …".
+    Accepted are the name by which the app is `called`, and that of its folder. `what` is the protected action, as in
+    "to …".
     """
     called = called or app
-    if typed == called or (found := find(store, app)) is None:
+    if typed == called or (protection := find(store, app)) is None:
         return
-    if typed in (app, found.app) and "~" not in called:  # else these may be names of another app by now
+    if typed in (app, protection.app) and "~" not in called:  # else these may be names of another app now
         return
-    why = f": {found.message}" if found.message else ""
+    why = f": {protection.message}" if protection.message else ""
     wrong = f"; {typed!r} is not its name" if typed else ""
     raise Protected(
-        f"app {called!r} is protected, by {found.by}{why}{wrong}",
+        f"app {called!r} is protected, by {protection.by}{why}{wrong}",
         hint=f"{what}, give its name once more: --yes-really {called}",
     )
 
 
 def _name(store: ObjectStore, app: str) -> str:
-    """The name that the app in this folder has. Raises as `protect`."""
+    """Return the name of the app in this folder. Raises the errors of `protect`."""
     apps.read_app(store, app)
     if (has := apps.folder_of(store, app)) != app:
         raise Refused(
-            f"the name {app} went over from this app to the one in folder {has}, and a name is protected for both",
-            hint=f"protect {app}: whatever could lose something of either wants its name then",
+            f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
+            hint=f"protect {app}: destructive commands on either app then ask for that name",
         )
     return apps.name_of(store, app) or app

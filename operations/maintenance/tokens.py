@@ -1,4 +1,4 @@
-"""Tokens of a store: made, listed and removed; each names apps, tables and verbs, and is kept as a hash."""
+"""Tokens of a store: a token names apps, tables and verbs, and is stored as a hash."""
 
 import hashlib
 import secrets
@@ -18,30 +18,29 @@ from ...store.versions.notes import Notes
 from ...store.versions.side_tables import columns_of, may_have
 
 ALL = "*"
-"""What stands for any app, or any table."""
+"""Stands for any app or any table."""
 PREFIX = "slackwater_"
-"""How each token begins, so that those who search for secrets that leaked know one."""
+"""Prefix of each token, by which scanners for leaked secrets recognise it."""
 Verb = Literal["read", "sql", "bisect", "snapshot", "values"]
-"""What a token may name: rows by key and histories; queries; searches for the commit that made something wrong; asking
-for a snapshot; and for agents, values as they are."""
+"""Verbs of a token: read rows and histories, run SQL, bisect, request snapshots, and (agents) see unmasked values."""
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _Names = Annotated[tuple[limits.Line, ...], Meta(max_length=1_000, description="at most 1,000 names")]
 
 
 class Token(Struct, frozen=True):
-    """What whoever has it may do."""
+    """The permissions of a token."""
 
     name: limits.Name
     digest: limits.Checksum = ""
-    """SHA-256 of what is sent, hexadecimal: it is as long as a key, so nobody tries all. Empty for who comes with a
-    certificate of that common name instead."""
+    """SHA-256 of the secret, hexadecimal; the secret is too long to be guessed. Empty for a client certificate with the
+    token's name as common name."""
     apps: _Names = (ALL,)
     tables: _Names = (ALL,)
     verbs: tuple[Verb, ...] = ("read",)
     per_s: Annotated[int, Meta(ge=0, le=1_000_000, description="requests a second, or 0")] = 0
-    """Requests that each instance answers it in a second; 0 for any number."""
+    """Requests that each instance answers in a second; 0 for no limit."""
     until_ms: limits.TimeMs = 0
-    """When it ends; 0 for never."""
+    """When the token expires; 0 for never."""
     created_ms: limits.TimeMs = 0
     by: limits.Line = ""
     message: limits.Line = ""
@@ -56,7 +55,7 @@ def _(value: Token) -> Iterator[checks.Wrong]:
 
 
 def digest(token: str) -> str:
-    """What is kept of a token that is sent."""
+    """Return the stored hash of a token's secret."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -74,20 +73,22 @@ def add(
     now_ms: int,
     dry_run: bool,
 ) -> tuple[Token, str]:
-    """Make a token; what is to be sent as it is told here and nowhere else, empty for a certificate.
+    """Create a token; returns it with its secret, which is not stored, and is empty for a certificate.
 
-    Raises `Usage` (the name is malformed, or there is no such verb), `NotFound` (there is no such app or table) and
-    `Refused` (there is one of that name).
+    Raises `Usage` (the name is malformed, or a verb does not exist), `NotFound` (an app or a table does not exist) and
+    `Refused` (the token exists already).
     """
     keys.check_name("token", name)
     for verb in verbs:
         if verb not in VERBS:
-            raise Usage(f"{verb!r} is no verb of a token{nearest(verb, VERBS)}", hint=f"there are: {', '.join(VERBS)}")
+            raise Usage(f"{verb!r} is not a verb of a token{nearest(verb, VERBS)}", hint=f"verbs: {', '.join(VERBS)}")
     named = [apps.read_app(store, apps.folder_of(store, app)).name for app in apps_ if app != ALL]
     if ALL not in apps_:
         _check_tables(store, named, tables)
     if TOKENS.find(store, name) is not None:
-        raise Refused(f"there is a token {name!r} already", hint=f"another name, or first: slackwater token rm {name}")
+        raise Refused(
+            f"token {name!r} already exists", hint=f"choose another name, or first: slackwater token rm {name}"
+        )
     sent = "" if certificate else f"{PREFIX}{secrets.token_urlsafe(32)}"
     until_ms = now_ms + days * DAY_MS if days else 0
     token = Token(
@@ -104,28 +105,28 @@ def add(
     )
     if not dry_run:
         if TOKENS.add(store, token) != token:
-            raise Refused(f"somebody else has just made a token {name!r}")
+            raise Refused(f"another process has just added token {name!r}")
         _record(store, token, "token add", by)
     return token, sent
 
 
 def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collection[str]) -> None:
-    """Raise `NotFound` for a table that none of these apps can have: of a stage, or beside one, as far as names say."""
+    """Raise `NotFound` for a table that none of these apps can have, judged by its name."""
     heads = {folder: heads_of(store, folder, stages_of(store, folder)) for folder in folders}
     if not all(heads.values()):
-        return  # one has not begun: it may come to have any
-    stages = [stage for each in heads.values() for stage in each]
+        return  # an app without a version may get any table
+    stages = [stage for stage_heads in heads.values() for stage in stage_heads]
     for table in tables:
         if table != ALL and not may_have(table, stages):
-            known = {name for each in heads.values() for name in columns_of(each)}
-            raise NotFound(f"table of {', '.join(folders)}", table, known)
+            existing = {name for stage_heads in heads.values() for name in columns_of(stage_heads)}
+            raise NotFound(f"table of {', '.join(folders)}", table, existing)
 
 
 def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
-    """Remove a token: instances hear of it within seconds. Raises `NotFound`."""
+    """Remove a token: instances notice within seconds. Raises `NotFound`."""
     token = TOKENS.find(store, name)
     if token is None:
-        raise NotFound("token", name, (each.name for each in TOKENS.all(store)))
+        raise NotFound("token", name, (token_.name for token_ in TOKENS.all(store)))
     if not dry_run:
         TOKENS.remove(store, name)
         _record(store, token, "token rm", by)
@@ -133,7 +134,7 @@ def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
 
 
 def _record(store: ObjectStore, token: Token, verb: str, by: str) -> None:
-    """In the log of each app that it is of."""
+    """Record the change in the log of operations of each app that the token names."""
     for app in apps.list_apps(store) if ALL in token.apps else token.apps:
         detail = f"{token.name}: {', '.join(token.verbs)} of {', '.join(token.tables)}"
         record(store, apps.folder_of(store, app), verb, detail, by)

@@ -1,4 +1,4 @@
-"""A changed program and the app that is stored: what it declares, and where it begins to read what is new to it."""
+"""Migration of a stored app to a changed program: the declared schema, and the first offsets of new inputs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from ...store.versions import apps
 from ...store.versions.manifest import Input
 
 
-def declared(app: App, known: Mapping[str, Shape]) -> Declared:
-    """What a program declares, as far as it is stored."""
+def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
+    """Return what a program declares, in the form that manifests store. `known` has the shape of each stage."""
     stages = {}
     for stage in app.in_order():
-        shape = known[stage.name]
+        shape = shapes_by_stage[stage.name]
         outputs = {channel.name: ddl_of(shape.emits[channel.name]) for channel in stage.repartitions}
         stages[stage.name] = DeclaredStage(stage.name, app.writers(stage), outputs, shape.table)
     return Declared(app.name, stages)
@@ -53,7 +53,7 @@ def migrate_file(
     dry_run: bool = False,
     listener: Listener | None = None,
 ) -> Migrated:
-    """Have an app go on with the program that a file declares: all of its stages, or none. With `dry_run`, only look.
+    """Migrate an app to the program that a file declares, all stages or none. With `dry_run`, only plan.
 
     It is the app `app`, or the one that the file names. Columns and stages in `renames` and `stages` have another name
     in the program, old to new. Without brokers in `options`, nothing can be read that was not read before. Raises as
@@ -76,35 +76,35 @@ def migrate_app(
     dry_run: bool = False,
     listener: Listener | None = None,
 ) -> Migrated:
-    """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
+    """Migrate an app to a loaded program, in an open store. Raises as `migrate_file`."""
     listener = listener or Listener()
     info = apps.read_app(store, program.name)
     if not dry_run:
         check_exclusion(store, program.name, Intent.MIGRATE, *HERE)
     check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
-    found = find_plan(store, with_spark(program, options, listener), renames, stages=stages)
-    if dry_run or not found.changes:
-        return Migrated(found, 0, "", {}, finished)
+    plan = find_plan(store, with_spark(program, options, listener), renames, stages=stages)
+    if dry_run or not plan.changes:
+        return Migrated(plan, 0, "", {}, finished)
     starts: dict[str, dict[str, Input]] = {}
-    if found.unread:
-        # Where stages begin to read what is new to them: where the program says.
+    if plan.unread:
+        # The program declares the first offsets of inputs that are new to a stage.
         if not options.kafka:
-            unread = ", ".join(found.unread)
+            unread = ", ".join(plan.unread)
             raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
         wait_for(kafka := open_kafka(options.kafka), options.patience_s)
         renamed, writer = replicas.topics_of(store, info), str(ULID())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
-        for stage, names in found.unread.items():
+        for stage, names in plan.unread.items():
             starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}
     listener.doing("migrating")
     reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
-    done = migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
+    done = migrate(store, plan, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
     return replace(done, finished=finished)
 
 
 def with_spark(program: App, options: Options, listener: Listener) -> Declared:
-    """What the program declares, whose schemas Spark knows."""
+    """Return what the program declares, with the schemas that Spark derives."""
     listener.doing("starting Spark, to see which columns the program declares")
     with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))
@@ -113,7 +113,7 @@ def with_spark(program: App, options: Options, listener: Listener) -> Declared:
 def spark_of(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
-    """Spark, at the `master` of the options or else this one, unless a session runs here already."""
+    """Return a Spark session with the options' master, or else `master`; reuses a running session."""
     at = None if running_session() is not None else options.master or master
     name, files = f"slackwater {verb} {program.name}", options.py_files
     return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

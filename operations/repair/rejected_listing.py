@@ -20,55 +20,56 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A record that a stage left out."""
+    """A record that failed its batch and was left out."""
 
     stage: str
     address: str
-    """Where it is in Kafka: `topic[partition]@offset`, and of a repartition topic the row in the message.
+    """Position in Kafka: `topic[partition]@offset`; rows of a repartition topic add `+row`, the row in its message.
 
-    Of one that a sink's topic did not take, `topic vN+row`: which of those of the version."""
+    Rows that a sink's topic refused have `topic vN+row`, the row number among the sink's rows of that version.
+    """
     input: str
     time_ms: int
     key: bytes | None
     value: bytes | None
-    """As Kafka has them; of a repartition topic's row, an Arrow stream of that row."""
+    """Bytes as stored in Kafka; for a row of a repartition topic, an Arrow stream of that row."""
     error: str
-    """The class of what was raised."""
+    """Class of the exception."""
     message: str
     stack: str
     version: int
-    """The version that left it out."""
+    """Version that rejected the record."""
     rejected_ms: int
     attempts: int
     retried: int | None
-    """The version that took it; None while it waits."""
+    """Version that applied the record on a retry; None while it waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """Of an app's rejected records the newest, and how many there are."""
+    """Newest rejected records of an app, with the counts of each stage."""
 
     app: str
     records: tuple[RejectedRecord, ...]
     total: Mapping[str, int]
-    """By stage, all that it ever rejected."""
+    """Number of records ever rejected, by stage."""
     waiting: Mapping[str, int]
-    """By stage, those that were not retried."""
+    """Number of rejected records not retried yet, by stage."""
 
 
 def rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """The newest `limit` rejected records (0 for all) at a moment, of one stage or of all: those that wait, or `every`.
+    """Return the newest `limit` rejected records (0 for all) of a cut; `every` includes those already retried.
 
-    Raises `NotFound` where there is no such stage at that moment.
+    Raises `NotFound` if the moment has no such stage.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
     stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].side_tables]
     where = "" if every else "WHERE retried IS NULL"
     newest = f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {f"LIMIT {limit}" if limit else ""}'
-    found = []
+    records = []
     for name in stages:
         table = table_name(name, REJECTED)
         with closing(connect(store, cache, cut, only={table})) as con:
@@ -76,13 +77,13 @@ def rejected(
         for row in rows:
             source = cut.stages[name].inputs.get(row["input"])
             topic, partition, offset, number = (row.pop(column) for column in ("topic", "partition", "offset", "row"))
-            place = f"{topic}[{partition}]@{offset}"
-            address = f"{place}+{number}" if source is not None and source.upstream else place
+            position = f"{topic}[{partition}]@{offset}"
+            address = f"{position}+{number}" if source is not None and source.upstream else position
             if row["input"] in cut.stages[name].sinks:
                 address = f"{topic} v{offset}+{number}"
-            found.append(RejectedRecord(stage=name, address=address, **row))
-    found.sort(key=lambda each: -each.rejected_ms)
+            records.append(RejectedRecord(stage=name, address=address, **row))
+    records.sort(key=lambda record: -record.rejected_ms)
     numbers = {name: rejected_of(cut.stages[name]) for name in stages}
-    total = {name: each.total for name, each in numbers.items()}
-    waiting = {name: each.waiting for name, each in numbers.items()}
-    return RejectedRecords(cut.app, tuple(found[: limit or None]), total, waiting)
+    total = {name: counts.total for name, counts in numbers.items()}
+    waiting = {name: counts.waiting for name, counts in numbers.items()}
+    return RejectedRecords(cut.app, tuple(records[: limit or None]), total, waiting)

@@ -1,6 +1,6 @@
-"""`slackwater rewind`: a snapshot of the moment before, the decision, and a version for each stage.
+"""`slackwater rewind`: snapshot the current moment, record the decision, and commit a version of each stage.
 
-The history stays. What is undone is a snapshot's, under a name of its own, and one more rewind brings it back.
+The history stays. A named snapshot keeps the undone state, so that a second rewind can restore it.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ from .rewind_plan import RewindPlan, plan
 
 
 def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
-    """The moment right before the newest program began, by the files that claims were made from.
+    """Return the moment right before the newest program was deployed, as recorded when runners claimed stages.
 
-    Now, where the app was just taken back to before one. Some 20 requests for each claim since, and each stage. Raises
-    `NotFound` where no earlier program is known.
+    This is the newest moment if the last rewind already undid a deploy. Costs some 20 requests for each claim since,
+    and each stage. Raises `NotFound` where no earlier program is known.
     """
     live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
@@ -41,34 +41,36 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
         raise NotFound(
             "earlier program of the app",
             app,
-            found="every version that is left is of the program that it has now",
-            hint=f"`slackwater log {app}` shows what there is: name a moment",
+            found="all remaining versions are of the current program",
+            hint=f"choose a moment from `slackwater log {app}`",
         )
     return parse(line.ref(line.before(min(deploys, key=line.place))), now_ms=0)
 
 
 def _undid_a_deploy(store: ObjectStore, head: Manifest) -> bool:
     undone = history.before(store, head) if head.rewind is not None else None
-    return undone is not None and _are_of_two(undone, head)
+    return undone is not None and _programs_differ(undone, head)
 
 
-def _are_of_two(one: Manifest, other: Manifest) -> bool:
-    """Whether two versions are known to be of different programs."""
-    return one.program is not None and other.program is not None and one.program.checksum != other.program.checksum
+def _programs_differ(version: Manifest, other: Manifest) -> bool:
+    """Return True if both versions record a program, and the programs differ."""
+    return (
+        version.program is not None and other.program is not None and version.program.checksum != other.program.checksum
+    )
 
 
 def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
-    """The claim, or migration, with which a stage's program became what it is; None where none is known before it."""
+    """Return the claim or migration that deployed a stage's current program; None if no earlier program is known."""
     read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
     at = head
     while True:
-        # A program changes with a claim, and a claim has an epoch of its own.
-        earlier = history.newest_where(read, first, at, partial(_is_before, at.epoch))
+        # Programs change only with a claim, and each claim has a new epoch.
+        earlier = history.newest_where(read, first, at, partial(_is_older_epoch, at.epoch))
         last = at.rewinds[-1] if at.rewinds else None
         if last is not None and not last.table_only and (earlier is None or last.version > earlier.version):
-            # What that undid is no past of this.
+            # Versions that the rewind undid are not part of this history.
             earlier = history.find(store, head.app, head.stage, last.to)
-        elif earlier is not None and _are_of_two(earlier, head):
+        elif earlier is not None and _programs_differ(earlier, head):
             began = earlier.version + 1
             while earlier is not None and earlier.traits.for_next_program:
                 began, earlier = earlier.version, history.before(store, earlier)
@@ -78,27 +80,27 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
         at = earlier
 
 
-def _is_before(epoch: int, each: Manifest) -> bool:
-    return each.epoch < epoch
+def _is_older_epoch(epoch: int, manifest: Manifest) -> bool:
+    return manifest.epoch < epoch
 
 
 PREFIX = "before-rewind-"
-"""What the snapshots of the moment before a rewind begin with; its number follows."""
+"""Name prefix of the snapshots taken before a rewind; the number of the rewind follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """What a rewind did, or would do."""
+    """Result of a rewind, or of its dry run."""
 
     plan: RewindPlan
     number: int = 0
-    """Of the migration that it is; 0 when nothing was to be done, or was only looked at."""
+    """Number of the migration; 0 for a dry run, or if nothing changes."""
     snapshot: str = ""
-    """Has what was undone; empty likewise."""
+    """Snapshot of the undone state; empty for a dry run, or if nothing changes."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """The new version of each stage; empty likewise."""
+    """New version of each stage; empty for a dry run, or if nothing changes."""
     changes: tuple[TableDiff, ...] = ()
-    """Where it was only looked at: what becomes of the rows of each table."""
+    """Row changes of each table, for a dry run only."""
 
 
 def rewind(
@@ -114,36 +116,37 @@ def rewind(
     dry_run: bool = False,
     reader: Topics | None = None,
 ) -> Rewound:
-    """Take all stages of an app back to a moment of its own, None for the one before its newest program: all or none.
+    """Roll all stages of an app back to an earlier moment, atomically; None means before the newest deploy.
 
-    Without `kafka` the tables alone. The `reader` keeps the records in flight with the snapshot of the moment before. A
-    call that was interrupted is finished by the same call, by a run, or a migration. Raises as `StoredApp.rewind`.
+    Without `kafka`, only tables are rolled back. The `reader` copies the in-flight records into the snapshot of the
+    moment before. An interrupted rewind is finished by the same call, or by the next run or migration. Raises as
+    `StoredApp.rewind`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.REWIND, *HERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
     number = check_done(store, app, heads, Intent.REWIND) + 1
-    found = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
-    if not found.steps:
-        return Rewound(found)
+    rewind_plan = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
+    if not rewind_plan.steps:
+        return Rewound(rewind_plan)
     cut = newest_cut(store, app, stages_of(store, app))
     if dry_run:
-        return Rewound(found, changes=diff(cache, StoredCut(store, cut), StoredCut(store, found.to)))
+        return Rewound(rewind_plan, changes=diff(cache, StoredCut(store, cut), StoredCut(store, rewind_plan.to)))
     if not fence:
         check_exclusion(store, app, Intent.REWIND, UnderWay.RUNNER)
     name = f"{PREFIX}{number}"
     pin_before(store, cut, name, by, reader)
-    # Until the stages are what they were then, retention may take that moment.
-    pin(store, found.to, target_name(number, found.to.versions), by=by)
-    said = f"{'the tables alone ' if found.table_only else ''}to {found.ref}"
-    versions = carry_out(store, app, number, found.steps, name, said, by=by, now_ms=now_ms)
-    return Rewound(found, number, name, versions)
+    # Without a pin, retention could remove the target before all stages have been rewound.
+    pin(store, rewind_plan.to, target_name(number, rewind_plan.to.versions), by=by)
+    detail = f"{'the tables alone ' if rewind_plan.table_only else ''}to {rewind_plan.ref}"
+    versions = carry_out(store, app, number, rewind_plan.steps, name, detail, by=by, now_ms=now_ms)
+    return Rewound(rewind_plan, number, name, versions)
 
 
 def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
-    """Pin a cut, in the place of what a call that was interrupted had pinned under that name."""
-    had = find_snapshot(store, cut.app, name)
-    if had is not None and had.stages != cut.versions:
+    """Pin a cut under this name, replacing the snapshot of an interrupted call if that pinned another cut."""
+    existing = find_snapshot(store, cut.app, name)
+    if existing is not None and existing.stages != cut.versions:
         remove(store, cut.app, name)
     pin(store, cut, name, by=by, reader=reader)

@@ -1,4 +1,4 @@
-"""What a rewind would do: the versions that stages go back to, what is read once more, what cannot be unsent."""
+"""Plan of a rewind: target versions of the stages, offsets to re-read, and sink rows that cannot be unsent."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,26 +23,26 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class SinkRows:
-    """Rows that a sink was given since a moment, of versions that an earlier rewind has undone, too."""
+    """Rows committed for a sink since a moment, including those of versions that an earlier rewind undid."""
 
     stage: str
     sink: str
     topic: str
-    """Where they went; empty for a function."""
+    """Topic of the sink; empty for a function."""
     rows: int
-    """That are published, and cannot be unsent, as far as the store knows."""
+    """Number of rows published, as far as the store knows; they cannot be unsent."""
     offsets: tuple[str, ...]
-    """Where they lie in that topic, among what others may have sent there since."""
+    """Offset ranges of the topic since that moment; records of other producers may lie between."""
     dropped: int
-    """That were committed and not published yet: they never will be."""
+    """Number of rows committed but not published yet; a rewind drops them."""
 
 
 def sink_rows(
     store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: Topics
 ) -> Iterator[SinkRows]:
-    """What was committed for sinks of these stages since their versions `then`; of each topic by itself.
+    """Yield the rows committed for the sinks of these stages since the versions `then`, by sink and topic.
 
-    Raises `Refused` where they lack rows from before.
+    Raises `Refused` if a sink has not yet published all rows committed before that moment.
     """
     for stage in order(heads):
         head, was = heads[stage], then.get(stage)
@@ -57,9 +57,9 @@ def sink_rows(
 
 
 def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """The other apps that had the name at some time since, by promotions, and published under it.
+    """Return the other apps that had this app's name since a time, by promotions, and published under it.
 
-    No request for an app that took part in none.
+    Makes no request if the app took part in no promotion.
     """
     app = next(iter(heads.values())).app
     name = next((head.promotion.name for head in heads.values() if head.promotion is not None), "")
@@ -67,25 +67,25 @@ def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> 
         return ()
     notes = apps.promotions(store, name)
     until_ms = (*(note.time_ms for note in notes), None)
-    held = zip((name, *(note.folder for note in notes)), until_ms, strict=True)
-    found = (folder for folder, end_ms in held if folder != app and (end_ms is None or end_ms > since_ms))
-    return tuple(dict.fromkeys(found))
+    holders = zip((name, *(note.folder for note in notes)), until_ms, strict=True)
+    folders = (folder for folder, end_ms in holders if folder != app and (end_ms is None or end_ms > since_ms))
+    return tuple(dict.fromkeys(folders))
 
 
 def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str) -> tuple[Counter[str], Counter[str]]:
-    """By topic, the rows of one sink that were published since `was`, and those that are not yet."""
+    """Return the rows of one sink since `was`, by topic: published ones, and those not published yet."""
     info = apps.find_app(store, head.app)
-    had = was.sinks.get(name) if was is not None else None
+    previous = was.sinks.get(name) if was is not None else None
     rows, dropped = Counter[str](), Counter[str]()
     for at in _ends(store, head, name, was.version if was is not None else 0):
         sink = at.sinks[name]
-        sent = had.sent if had is not None and had.since == sink.since else 0
+        sent = previous.sent if previous is not None and previous.since == sink.since else 0
         done = _published(store, at, name, is_newest=at is head)
         if at is head and done < sent:
             raise Refused(
-                f"the sink {name!r} of {head.app}/{head.stage} has still to publish {sent - done:,} rows from before "
-                "that moment, which a rewind would drop",
-                hint=f"run the app until `slackwater status {head.app}` shows that they are published",
+                f"the sink {name!r} of {head.app}/{head.stage} has not published {sent - done:,} rows from before that "
+                "moment yet; a rewind would lose them",
+                hint=f"run the app until `slackwater status {head.app}` shows them as published",
             )
         topics = apps.publishes(store, info, at.promotion) or {}
         topic = topics.get(name, name) if sink.kind == "topic" else ""
@@ -95,108 +95,110 @@ def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str
 
 
 def _ends(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
-    """The last version of each time that a sink was begun, newest first, down to the one that was there at `after`.
+    """Yield the last version of each period in which the sink was active, newest first, back to version `after`.
 
-    A few requests for each, and for each rewind and promotion since.
+    Costs a few requests for each period, and for each rewind and promotion since.
     """
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     at: Manifest | None = head
     while at is not None and at.version > after:
         if (sink := at.sinks.get(name)) is None:
-            # It is given up by a rewind, or in the claim after a promotion.
-            at = history.newest_where(read, first, at, partial(_is_before, _mark(at)))
+            # A rewind, or the claim after a promotion, removed the sink.
+            at = history.newest_where(read, first, at, partial(_is_earlier, _change_counts(at)))
             continue
-        if not _withdrawn(store, at):
+        if not _is_withdrawn(store, at):
             yield at
         at = history.find(store, at.app, at.stage, sink.since - 1) if sink.since > 1 else None
 
 
-def _mark(each: Manifest) -> tuple[int, int]:
-    """Grows with each promotion and each rewind."""
-    return each.promotion.number if each.promotion is not None else 0, len(each.rewinds)
+def _change_counts(manifest: Manifest) -> tuple[int, int]:
+    """Return the numbers of promotions and of rewinds up to a version, which never decrease."""
+    return manifest.promotion.number if manifest.promotion is not None else 0, len(manifest.rewinds)
 
 
-def _is_before(mark: tuple[int, int], each: Manifest) -> bool:
-    return _mark(each) < mark
+def _is_earlier(counts: tuple[int, int], manifest: Manifest) -> bool:
+    return _change_counts(manifest) < counts
 
 
-def _withdrawn(store: ObjectStore, at: Manifest) -> bool:
-    """Whether a promotion gave the sinks which was withdrawn: nothing of them is published."""
-    mark = at.promotion
-    return mark is not None and mark.to == at.app and apps.outcome(store, mark) is False
+def _is_withdrawn(store: ObjectStore, at: Manifest) -> bool:
+    """Return True if the sinks came with a promotion that was withdrawn, so that none of their rows is published."""
+    promotion = at.promotion
+    return promotion is not None and promotion.to == at.app and apps.outcome(store, promotion) is False
 
 
 def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) -> int:
-    """Rows published since the sink of a version began, and up to that version; all where nobody has noted any."""
+    """Return the rows that a sink published up to a version; all of them if no progress was recorded."""
     if is_newest:
-        place = published.newest(store, at, name)
-        return place.rows if place is not None else 0
+        position = published.newest(store, at, name)
+        return position.rows if position is not None else 0
     sink = at.sinks[name]
-    noted = published.PLACES.all(store, at.app, at.stage, name)
-    return max((each.rows for each in noted if sink.since <= each.version <= at.version), default=sink.sent)
+    positions = published.PLACES.all(store, at.app, at.stage, name)
+    return max(
+        (position.rows for position in positions if sink.since <= position.version <= at.version), default=sink.sent
+    )
 
 
 def _sent_since(kafka: Topics, topic: str, since_ms: int) -> tuple[str, ...]:
-    """What was sent to a topic from a time on; nothing where there is no such topic any more."""
+    """Return the offset ranges sent to a topic since a time; empty if the topic no longer exists."""
     ends = kafka.ends(topic)
     return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """What becomes of one stage."""
+    """Effects of a rewind on one stage."""
 
     stage: str
     version: int
-    """Its newest version."""
+    """Newest version of the stage."""
     to: int
-    """The version whose content it gets; 0 where it had none then."""
+    """Version whose content is restored; 0 if the stage had none then."""
     time_ms: int
-    """When that was committed; 0 for none."""
+    """Commit time of that version; 0 for none."""
     retires: bool
-    """Whether it has no part in the app from then on: it had not begun, or was retired then."""
+    """True if the rewind retires the stage, because it did not exist or was retired at that moment."""
     offsets: tuple[str, ...]
-    """What is read once more of users' topics."""
+    """Offset ranges of users' topics that will be read a second time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan:
-    """What a rewind would do."""
+    """Plan of a rewind."""
 
     app: str
     ref: str
-    """The moment that it goes to, as a person names it."""
+    """Target moment, as the user wrote it."""
     to: Cut
     stages: tuple[Undone, ...]
-    """Those that change, upstream first."""
+    """Stages that change, upstream first."""
     sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
-    """What it commits, of every stage that the app has."""
+    """Version to commit for each stage of the app."""
     table_only: bool
     others: tuple[str, ...] = ()
-    """Apps that had this one's name since, by promotions, and published under it: what they did is not undone."""
+    """Apps that had this app's name since, by promotions, and published under it; what they published is not undone."""
 
 
 def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Topics | None) -> RewindPlan:
-    """What taking an app, whose newest versions these are, back to a moment of its own means; changes nothing.
+    """Plan the rewind of an app with these newest versions to an earlier moment. Changes nothing.
 
-    Without `kafka`, the tables alone: what was read and sent stays so.
+    Without `kafka`, only the tables are rolled back; offsets and in-flight records stay.
 
-    Raises `NotFound` where there is no such moment, or a topic is gone, and `Refused` where a stage has another name
-    since, Kafka has not what is to be read once more, or a sink lacks rows from before.
+    Raises `NotFound` if the moment or a topic does not exist, and `Refused` if a stage was renamed since, Kafka no
+    longer holds what must be read again, or a sink has not published all rows from before that moment.
     """
     cut, table_only = cut_at(store, target), kafka is None
-    if wrong := violations(cut.stages):
-        raise Refused(f"{target.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
+    if problems := violations(cut.stages):
+        raise Refused(f"{target.text} is not a consistent cut: {'; '.join(problems)}", hint="choose another moment")
     then = with_retired(line_of(store, cut.app), cut).stages
     _check_names(cut, heads)
     steps = {}
     for stage, head in heads.items():
-        was = then.get(stage)
-        if table_only and (was is None or was.retired or was.table is None or head.retired):
+        previous = then.get(stage)
+        if table_only and (previous is None or previous.retired or previous.table is None or head.retired):
             continue
-        if not head.called and not (head.retired and was == head):
-            to, retires = (was.version, was.retired) if was is not None else (0, True)
+        if not head.called and not (head.retired and previous == head):
+            to, retires = (previous.version, previous.retired) if previous is not None else (0, True)
             steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
     if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
         return RewindPlan(cut.app, target.text, cut, (), (), {}, table_only)
@@ -208,12 +210,12 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
     if kafka is None:
         return RewindPlan(cut.app, target.text, cut, undone, (), steps, table_only)
     sinks = tuple(sink_rows(store, {stage: heads[stage] for stage in steps}, then, kafka))
-    also = others(store, heads, cut.time_ms) if any(head.sinks or head.silent for head in heads.values()) else ()
-    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, also)
+    other_apps = others(store, heads, cut.time_ms) if any(head.sinks or head.silent for head in heads.values()) else ()
+    return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, other_apps)
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
-    """Whether a stage is already what a step makes of it, and nothing came since."""
+    """Return True if the stage already has the content of this step and has not changed since."""
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
     return was_made_so or head.version == step.rewound
@@ -224,34 +226,34 @@ def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
         old = next((former.stage for former in head.formerly if former.stage in cut.stages), "")
         if old and stage not in cut.stages:
             raise Refused(
-                f"{cut.ref} is from before {old} was renamed to {stage}, and a rewind does not give a name back",
-                hint=f"clone that moment, and run the program of then as the clone: slackwater clone {cut.ref} NAME",
+                f"{cut.ref} is older than the rename of {old} to {stage}, which a rewind cannot undo",
+                hint=f"clone that moment, and run the old program as the clone: slackwater clone {cut.ref} NAME",
             )
 
 
 def _check_inputs(cut: Cut, kafka: Topics) -> None:
-    """See that users' topics still have what is to be read once more. Raises `NotFound` and `Refused`."""
+    """Check that Kafka still holds the records to read again. Raises `NotFound` and `Refused`."""
     for manifest in cut.stages.values():
         for read in manifest.inputs.values():
             if not read.upstream:
-                # Partitions that a topic got since are read from their beginning.
+                # New partitions of the topic are read from their beginning.
                 count = len(kafka.ends(read.topic) or read.offsets)
                 kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)), read.topic_id)
 
 
 def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, Unread]]:
-    """By sender and channel, what the reader furthest behind has still to read. Raises `Refused` where it is gone."""
-    found: dict[str, dict[str, Unread]] = {}
+    """Return the unread messages of each channel's slowest reader. Raises `Refused` if Kafka lost them."""
+    unread: dict[str, dict[str, Unread]] = {}
     for channel in channels(cut):
         if channel.input is None:
-            continue  # who reads it one day begins where the channel does
+            continue  # a future reader starts at the channel's beginning
         state = channel_state(store, cut, channel)
         if state.attempts:
             kafka.check_topic(state.topic, state.starts, state.topic_id)
-        known = found.setdefault(channel.sender, {}).get(channel.name, Unread())
-        if len(state.attempts) > len(known.attempts):
-            found[channel.sender][channel.name] = Unread(state.attempts, state.rows)
-    return found
+        slowest = unread.setdefault(channel.sender, {}).get(channel.name, Unread())
+        if len(state.attempts) > len(slowest.attempts):
+            unread[channel.sender][channel.name] = Unread(state.attempts, state.rows)
+    return unread
 
 
 def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone:
@@ -266,5 +268,5 @@ def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone
         step.rewound or 0,
         was.time_ms if was is not None else 0,
         step.retires,
-        tuple(each for several in offsets for each in several),
+        tuple(window for ranges in offsets for window in ranges),
     )

@@ -1,4 +1,4 @@
-"""Clones of an app, trials of a release on its input, and promotion of one app over another.
+"""Clones of an app, trials of a release on its input, and blue/green promotion of one app over another.
 
 A clone shares SSTs, or copies them, and has channels of its own. A promotion follows a transaction with two parties
 (`snapshot.change.switch`): both apps are prepared, one note decides. Not here: the part of a runner in a promotion

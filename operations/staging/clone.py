@@ -1,9 +1,9 @@
-"""Clone an app at a moment: new manifests that point at the source's SSTs, and channels of its own.
+"""Clone an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone's own.
 
-No byte of state is read or copied, so a clone costs the same at ten thousand keys and at five million; but for a clone
-with everything of its own, and for tables in which something is hidden. The order makes it safe to stop anywhere: the
-source's cut is pinned first, then a note says that the clone is being made, and from it the same call again rolls
-forward. The clone's identity comes last: before it, the clone is there for nobody.
+No state is read or copied, so a clone costs the same at ten thousand keys and at five million. Exceptions are deep
+clones and tables with masked columns. Each step may be interrupted: the source's cut is pinned first, then a note
+reserves the name, and a repeated call continues from the note. The clone's identity is written last; until then, the
+clone is invisible.
 """
 
 import secrets
@@ -53,20 +53,20 @@ def clone(
     noted: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
-    """Make app `name` from another app's moment; the source only gets a snapshot that pins its cut.
+    """Create app `name` from a moment of another app; the source only gets a snapshot that pins the cut.
 
-    A call that was interrupted is finished by the same call again, which finds nothing to do when the clone is there.
+    Idempotent: a repeated call finishes an interrupted clone, and changes nothing if the clone exists.
 
-    The clone reads `topics` instead of the source's, by their names as declared, with the same partitions and offsets;
-    those that are not named are read on by both. It publishes `sinks`: a topic of its own for each sink by its name as
-    declared, where a function gets its own name; those that are not named are not written at all. All that may be asked
-    for are `terms`, with these two in them. It lives in `target_store`, or in the source's. Relative refs count from
-    `now_ms`, or the wall clock; `at` is what `source` named when the caller looked. With `dry_run`, everything is
-    checked and nothing changed; `over` then says that a clone of that name would go first. `cache` is needed where
-    something is hidden; `on_progress` is told how many SSTs are copied, and of how many. The source's log of operations
-    tells of it if it is `noted`: not of a clone that goes again with the call that wanted it.
+    The clone reads `topics` (declared name to topic) instead of the source's, with the same partitions and offsets; it
+    shares the other topics with the source. It publishes `sinks`, each to a topic of its own, or for a function to the
+    name that the function gets; sinks not listed publish nothing. `terms` has all options, with these two among them.
+    The clone is created in `target_store`, by default in the source's store. Relative refs count from `now_ms`, by
+    default the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run` checks everything
+    and changes nothing; with `over`, the check assumes that an existing clone of that name is removed first. `cache` is
+    needed if columns are masked. `on_progress` receives the number of copied SSTs, and their total. `noted` records the
+    clone in the source's audit log; temporary clones are not recorded.
 
-    Raises as `StoredApp.clone`. What it began, the same call finishes.
+    Raises as `StoredApp.clone`.
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms
@@ -74,12 +74,12 @@ def clone(
     plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, terms, channels, moment_ms, over=over, at=at)
     if dry_run:
         return plan
-    # How a pin names the clone's root.
+    # The clone's root in the pin: empty if it is the source's.
     root = "" if target.url == store.url else target.url
     if not plan.done:
         is_new = plan.note is None
         note, keeper = (plan.note, None) if plan.note else _begin(store, target, plan, root, terms, by)
-        keeper = keeper or _keeper(store, plan, note)
+        keeper = keeper or _find_keeper(store, plan, note)
         plan = replace(plan, info=note.info)
         masks = Masks.of(note.info.origin.masks if note.info.origin else {}, note.salt)
         copies = Copies(store, target, cache, plan.state, name, masks, deep=note.deep, on_progress=on_progress)
@@ -88,40 +88,40 @@ def clone(
             finish_clone(target, note.info, plan.state, records, copies, channels, by=by, is_new=is_new)
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"
-    with suppress(Forbidden):  # who may pin, or only read, need not be able to write there
+    with suppress(Forbidden):  # the caller may lack the right to write there
         remove_pins_without_clone(store, plan.source.app, name, root)
         if noted:
             app = plan.source.app
-            record_once(store, app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(same))
-    # In the logs of both apps, unless it is there: an earlier call may have died before or after it.
-    born = f"from {source} in {store.url}"
-    made = {stage: (0, version) for stage, version in plan.state.versions.items()}
-    record_once(target, name, "clone", born, by, made, since_ms=since_ms, same=lambda _had: True)
+            record_once(store, app, "clone", detail, by, since_ms=since_ms, same=lambda earlier: earlier.endswith(same))
+    # An interrupted call may have written the record already, or not yet.
+    description = f"from {source} in {store.url}"
+    versions = {stage: (0, version) for stage, version in plan.state.versions.items()}
+    record_once(target, name, "clone", description, by, versions, since_ms=since_ms, same=lambda _had: True)
     return plan
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchClone:
-    """A clone that a trial or a drill makes for itself, in the store of its source."""
+    """A temporary clone for a trial or a drill, in the store of its source."""
 
     store: ObjectStore
     ref: str
-    """The moment as it was said,"""
+    """Start of the clone, as the user wrote it."""
     start: Cut
-    """and what it named then."""
+    """Cut that `ref` named when it was resolved."""
     name: str
     terms: Terms
-    """Their reason says what it is for."""
+    """Options of the clone; their reason says which trial or drill needs it."""
     channels: Topics
     by: str
     outside: Callable[[Removal], None]
-    """Removes what it has outside of the store: topics, and groups."""
+    """Removes the clone's topics and consumer groups from Kafka."""
     pause: Callable[[], None]
-    """Called until signs of life of a runner that was killed are old."""
+    """Waits between two checks whether a killed runner's heartbeats have expired."""
 
     @contextmanager
     def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Inside, it is there, made anew; it goes inside what `ending` gives. Raises as `drop` and `clone`."""
+        """Create the clone, and remove it on exit inside the context of `ending`. Raises as `drop` and `clone`."""
         self.drop()
         try:
             self.make(noted=False)
@@ -131,7 +131,7 @@ class ScratchClone:
                 self.drop()
 
     def make(self, *, noted: bool) -> None:
-        """Make it, or finish making it. Its source's log of operations tells of it if it is `noted`."""
+        """Create the clone, or finish creating it; `noted` records it in the source's audit log."""
         clone(
             self.store,
             self.ref,
@@ -144,26 +144,26 @@ class ScratchClone:
         )
 
     def drop(self) -> None:
-        """Remove it, whatever an earlier call has left of it, and its pin. Killed amidst, the next call does.
+        """Remove the clone and its pin, or what an interrupted call left of them. Idempotent.
 
-        Raises `Refused` where the app of that name is another one, or a runner has it.
+        Raises `Refused` if the app of that name is not a clone of this source, or a runner has it.
         """
         source = self.start.app
         info, _ = apps.find_begun(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != source):
             raise Refused(
-                f"app {self.name!r} is no clone of {source}; its name is needed for this: {self.terms.reason}",
-                hint=f"look at it: slackwater status {self.name} --store {self.store.url}",
+                f"app {self.name!r} is not a clone of {source}, but {self.terms.reason} needs its name",
+                hint=f"look at the app: slackwater status {self.name} --store {self.store.url}",
             )
         if not lapsed(self.store, self.name, self.pause):
-            fact = f"this is under way already ({self.terms.reason}): a runner has its clone, {self.name}"
+            fact = f"{self.terms.reason} is running already: a runner has its clone, {self.name}"
             raise refusal(Intent.REMOVE, Sign(UnderWay.RUNNER, fact, "wait until that has ended"))
         discard(self.store, self.name, self.outside)
         remove_pins_without_clone(self.store, source, self.name, "")
 
 
-def _keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:
-    """The snapshot that may keep what is in flight."""
+def _find_keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:
+    """Return the snapshot that may hold copies of the in-flight records; None if there is none."""
     name = note.snapshot or plan.state.snapshot
     return find_snapshot(store, plan.source.app, name) if name else None
 
@@ -171,53 +171,55 @@ def _keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | No
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str
 ) -> tuple[Cloning, Snapshot | None]:
-    """Pin the source's cut and write the clone's note: from here on the name is its own. That, and the pin.
+    """Pin the source's cut and reserve the clone's name. Returns the note and the pin.
 
-    An earlier clone of that name, or a call that stopped before the clone was begun, may have left its own pin. That is
-    not ours to remove: whoever made it may be just about to go on.
+    An earlier clone of that name, or a call that was interrupted before the note, may have left a pin of its own. That
+    pin stays, because its creator may still continue.
     """
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
     try:
-        pinned = _pin(store, plan, root, by) if plan.state.stages else ""  # without state, nothing is to be kept
+        pinned = _pin(store, plan, root, by) if plan.state.stages else ""  # an empty clone needs no pin
     except Forbidden as error:
         if not terms.deep:
             raise Forbidden(
-                f"the moment of {cut.app} cannot be pinned under {store.url}, and nothing else would keep what the "
-                f"clone shares: {error.message}",
-                hint="a clone with everything of its own needs no right to write there: --deep --to ROOT",
+                f"the moment of {cut.app} cannot be pinned under {store.url}, and only a pin keeps the files that "
+                f"the clone shares: {error.message}",
+                hint="a deep clone needs no right to write there: --deep --to ROOT",
             ) from error
-        pinned = ""  # what is collected while it is copied, is missed then
+        pinned = ""  # copying fails if garbage collection removes an object meanwhile
     if not terms.deep:
         info = structs.replace(info, origin=structs.replace(origin, snapshot=pinned))
     salt = secrets.token_hex(16) if terms.masks else ""
-    wanted = Cloning(info, store.url, pinned, salt, terms.deep)
+    note = Cloning(info, store.url, pinned, salt, terms.deep)
     try:
-        apps.begin_clone(target, wanted)
-        kept = find_snapshot(store, cut.app, pinned) if pinned else None
-        if pinned and kept is None:
+        apps.begin_clone(target, note)
+        pin_snapshot = find_snapshot(store, cut.app, pinned) if pinned else None
+        if pinned and pin_snapshot is None:
             target.delete(keys.cloning(info.name))
             raise Refused(
-                f"snapshot {pinned!r} of {cut.app} was removed before the clone was begun: an earlier one of that name "
-                "was just removed",
-                hint="say it again",
+                f"snapshot {pinned!r} of {cut.app} was removed meanwhile: an earlier clone of that name was just "
+                "removed",
+                hint="repeat the command",
             )
     except Refused:
-        # Somebody else was faster: what was pinned for this call keeps nothing alive.
+        # Another call reserved the name first, so this call's pin is not needed.
         with suppress(Forbidden):
             remove_pins_without_clone(store, origin.app, info.name, root)
         raise
-    return wanted, kept
+    return note, pin_snapshot
 
 
 def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
-    """Pin the cut in the source; the snapshot's name."""
+    """Pin the cut in the source. Returns the snapshot's name."""
     cut, name = plan.source, plan.info.name
     keeper = read_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     if keeper is not None and keeper.stages != cut.versions:
-        found = "there is another one of that name since this clone was planned"
-        raise NotFound(f"snapshot of app {cut.app!r}", cut.snapshot, found=found, hint="say it again to clone that one")
-    check_exclusion(store, cut.app, Intent.CLONE)  # else each name below would seem to be taken
+        reason = "it was replaced by another one of that name after this clone was planned"
+        raise NotFound(
+            f"snapshot of app {cut.app!r}", cut.snapshot, found=reason, hint="repeat the command to clone the new one"
+        )
+    check_exclusion(store, cut.app, Intent.CLONE)  # otherwise each name below would seem to be taken
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:

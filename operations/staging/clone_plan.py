@@ -1,4 +1,4 @@
-"""What a clone is to be made of, with everything checked that can be before anything changes."""
+"""Plan of a clone, after all checks that need no change."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,47 +25,47 @@ from .mask_flow import still_shown
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is asked for of a clone."""
+    """Options of a clone."""
 
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Topics that it reads instead, by their names as declared."""
+    """Topics that the clone reads instead of the source's, by declared name."""
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """Sinks that it publishes, by their names as declared, each to a topic of its own."""
+    """Topic that the clone publishes to, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
-    """What it hides, `table.column` to how, as `mask` takes it."""
+    """Masked columns: `table.column` to the mask, as `mask` takes it."""
     deep: bool = False
-    """Whether it gets everything for itself."""
+    """True for a clone that copies all SSTs and shares nothing."""
     empty: bool = False
     """True for a clone without state, which reads all topics from the beginning."""
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
     left: Collection[str] = ()
-    """Topics in Kafka that are left of an earlier clone of that name: they become this one's."""
+    """Repartition topics left in Kafka by an earlier clone of that name, which the new clone takes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClonePlan:
-    """What a clone is made of."""
+    """Plan of a clone."""
 
     source: Cut
     info: AppInfo
-    """The clone's identity. In a plan that was not carried out, `origin.snapshot` is not pinned yet."""
+    """Identity of the clone. Before the plan is carried out, `origin.snapshot` is not pinned yet."""
     target_root: str
     topics: Mapping[str, str]
-    """The topic that the clone reads for each user's topic, by its name as declared."""
+    """Topic that the clone reads for each user's topic, by declared name."""
     in_flight: tuple[InFlight, ...]
-    """What is copied into the clone's channels."""
+    """In-flight records to copy into the clone's repartition topics."""
     copies: Mapping[str, int]
-    """Of tables whose SSTs the clone gets for itself, by name, the bytes of the source's."""
+    """Bytes of the source's SSTs that are copied, by table name."""
     resumed: bool
-    """Whether an earlier call had begun this clone: its cut and snapshot are those of that call."""
+    """True if an earlier call began this clone; the cut and snapshot are those of that call."""
     done: bool = False
-    """Whether that call, or another one, had finished it too."""
+    """True if the clone is already complete."""
     note: Cloning | None = None
-    """What an earlier call noted, of a clone that is not whole."""
+    """Note of an earlier call, for an incomplete clone."""
     still_shown: tuple[str, ...] = ()
-    """Where else values stand that it hides, a sentence each."""
+    """Other places that show masked values, one sentence each."""
 
     @property
     def state(self) -> Cut:
@@ -85,9 +85,9 @@ def make_plan(
     over: bool = False,
     at: Cut | None = None,
 ) -> ClonePlan:
-    """What a clone is made of, of the cut `at`, or else of what `ref` names now. Raises as `clone`.
+    """Plan a clone of the cut `at`, or else of the current cut of `ref`. Raises as `clone`.
 
-    With `over`, as if there were none of that name.
+    With `over`, an existing clone of that name is ignored.
     """
     check_new_name("app", name)
     if terms.empty:
@@ -109,10 +109,10 @@ def make_plan(
         masks=dict(sorted(terms.masks.items())),
     )
     source = apps.find_app(store, cut.app)
-    # Stages that have no version yet begin in the clone where they would have begun here.
+    # Stages without a version start in the clone at the offsets planned for the source.
     starts = source.starts if source is not None else {}
     info = AppInfo(name, now_ms, origin, starts, owner=terms.owner, reason=terms.reason, ttl_ms=terms.ttl_ms)
-    begun = None if over else _begun(store, target, ref, info)
+    begun = None if over else _find_begun(store, target, ref, info)
     done, note = isinstance(begun, AppInfo), begun if isinstance(begun, Cloning) else None
     if begun is not None:
         info = begun.info if isinstance(begun, Cloning) else begun
@@ -122,7 +122,7 @@ def make_plan(
     check_masks(cut, masks)
     state = _state(cut, info)
     states = in_flight(store, state)
-    if not done:  # else it has all that it needs of Kafka, which need not have that any more
+    if not done:  # a complete clone no longer needs these records in Kafka
         masks.check_in_flight(states)
         _check_offsets(store, state, read_topics, terms.topics, states, kafka)
     if begun is None:
@@ -138,23 +138,23 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 
 
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
-    """Check that an app can begin anew. Raises `Usage`, and `Refused` where a table began with rows from elsewhere."""
+    """Check that an app can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
     if terms.deep or terms.masks or target.url != store.url:
-        raise Usage("--empty takes no state: --deep, --mask and --to do not go with it")
+        raise Usage("--empty takes no state, so it cannot be combined with --deep, --mask or --to")
     if not isinstance(ref.moment, Latest):
-        raise Usage(f"--empty takes no state, and {ref.text} is a moment", hint=f"name the app: {ref.app}")
+        raise Usage(f"--empty takes no state, but {ref.text} names a moment", hint=f"name the app: {ref.app}")
     for app in apps.ancestors(store, ref.app):
         for stage in history.list_stages(store, app):
             first = history.find(store, app, stage, 1)
             if first is not None and first.traits is INIT:
                 raise Refused(
-                    f"{stage} of {app} began with rows from elsewhere, which are in no topic",
+                    f"{stage} of {app} began with imported rows, which no topic has",
                     hint=f"clone it with its state, and migrate the clone: slackwater clone {ref.app} NAME",
                 )
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
-    """See that a clone may go from one root to another. Raises `Usage` or `Refused`. Requests as `apps.check_root`."""
+    """Check that a clone may span these two store roots. Raises `Usage` or `Refused`. Requests as `apps.check_root`."""
     if source.url == target.url:
         if deep:
             raise Usage("--deep copies everything into another store root", hint="--to says which: --deep --to ROOT")
@@ -162,14 +162,14 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
     outer, inner = sorted((source.url, target.url), key=len)
     if inner.startswith(f"{outer.rstrip('/')}/"):
         raise Refused(
-            f"the store root {inner} lies inside the root {outer}: an app of one would be objects of the other",
-            hint="choose a root beside it, or clone within one root",
+            f"the store root {inner} lies inside the store root {outer}",
+            hint="choose a root outside of it, or clone within one root",
         )
     apps.check_root(target)
 
 
 def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None) -> Cut:
-    """The cut of the call that began the clone."""
+    """Return the cut of the call that began the clone."""
     origin = info.origin
     assert origin is not None  # noqa: S101  every clone has one
     snapshot = note.snapshot if note is not None else origin.snapshot
@@ -180,27 +180,27 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
     return Cut(cut.app, {stage: history.read(store, cut.app, stage, at) for stage, at in origin.cut.items()})
 
 
-def _topics_read(cut: Cut, others: Mapping[str, str]) -> dict[str, str]:
-    """The topic that an app made of this cut reads for each user's topic, by its name as declared.
+def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
+    """Return the topic that the clone reads for each user's topic, by declared name.
 
-    `others` are those that it reads instead. Raises `NotFound` where the app reads no such topic.
+    Topics in `replacements` are read instead. Raises `NotFound` if the app does not read one of them.
     """
-    found = {name: read.topic for name, read in users_inputs_by_name(cut)}
-    for declared in others:
-        if declared not in found:
-            raise NotFound(f"topic read by {cut.app}", declared, found, hint="--topic takes NAME=OTHER")
-    return found | dict(others)
+    topics = {name: read.topic for name, read in users_inputs_by_name(cut)}
+    for declared in replacements:
+        if declared not in topics:
+            raise NotFound(f"topic read by {cut.app}", declared, topics, hint="--topic takes NAME=OTHER")
+    return topics | dict(replacements)
 
 
-def _check_channels_free(cut: Cut, name: str, kafka: Topics, left: Collection[str] = ()) -> None:
-    """Raise `Refused` where Kafka has a repartition topic of this name, but for those that are `left` to it."""
+def _check_channels_free(cut: Cut, name: str, kafka: Topics, inherited: Collection[str] = ()) -> None:
+    """Raise `Refused` if Kafka has a repartition topic of the clone's name, other than those in `left`."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
-        if topic not in left and kafka.ends(topic) is not None:
-            # Whose it is, cannot be told.
+        if topic not in inherited and kafka.ends(topic) is not None:
+            # The owner of the topic is not known.
             raise Refused(
                 f"topic {topic!r} exists already in Kafka: another app {name!r} may use it",
-                hint="choose another name, or delete the topic if it is left from an app that is gone",
+                hint="choose another name, or delete the topic if its app no longer exists",
             )
 
 
@@ -208,16 +208,16 @@ def _check_offsets(
     store: ObjectStore,
     cut: Cut,
     read_topics: Mapping[str, str],
-    others: Collection[str],
+    replaced: Collection[str],
     states: tuple[InFlight, ...],
     kafka: Topics,
 ) -> None:
-    """See that Kafka has what the clone reads on from, and what is in flight, unless a snapshot keeps that.
+    """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot keeps these.
 
-    Of `others`, the clone reads other topics than the source, by the declared name: those have ids of their own.
+    The clone reads other topics than the source for the declared names in `replaced`; topic ids are not compared there.
     """
     for declared, read in users_inputs_by_name(cut):
-        topic_id = "" if declared in others else read.topic_id
+        topic_id = "" if declared in replaced else read.topic_id
         kafka.check_topic(read_topics[declared], read.offsets, topic_id)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     for state in states:
@@ -226,16 +226,16 @@ def _check_offsets(
 
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
-    """See that an app made of this cut may publish these: not where the cut's own app does.
+    """Check that the clone may publish these sinks, to other topics than the source does.
 
-    Raises `Usage`, `NotFound` and `Refused`.
+    Raises `Usage` for a bad topic name, `NotFound` for an unknown sink, and `Refused` for a topic of the source.
     """
-    known = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
+    kinds = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
     for name, topic in sinks.items():
         keys.check_topic(topic)
-        if name not in known:
-            raise NotFound(f"sink of {cut.app}", name, known, hint="--sink takes NAME=TOPIC")
-        if known[name] == "topic" and (topic == name or topic in known):
+        if name not in kinds:
+            raise NotFound(f"sink of {cut.app}", name, kinds, hint="--sink takes NAME=TOPIC")
+        if kinds[name] == "topic" and (topic == name or topic in kinds):
             raise Refused(
                 f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
                 hint=f"--sink {name}=OTHER, with a topic of the clone's own",
@@ -243,62 +243,60 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
 
 
 def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Topics) -> None:
-    """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
+    """Check that the topics of sinks exist, and that the clone does not read them. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
             continue
         if topic in read_topics.values():
-            raise Refused(
-                f"the clone would read the topic {topic!r} and publish there: records would go round for ever"
-            )
+            raise Refused(f"the clone would read the topic {topic!r} and publish to it: an endless loop")
         if kafka.ends(topic) is None:
-            hint = f"the sink {name!r} of the clone is to publish there: make it"
+            hint = f"create the topic: the sink {name!r} of the clone publishes to it"
             raise NotFound("Kafka topic", topic, (), hint=hint)
 
 
-def _check_nothing_there(target: ObjectStore, name: str) -> None:
-    """See that a new app may have this name. Raises `Refused` where stages are left of it, or a promotion took it."""
+def _check_name_free(target: ObjectStore, name: str) -> None:
+    """Check that a new app may have this name. Raises `Refused` if an old app or a promotion uses the name."""
     if history.list_stages(target, name):
         raise Refused(
             f"{target.url} has stages of an app {name!r} that has no identity",
-            hint="choose another name, or remove what is left of that app",
+            hint="choose another name, or remove that app",
         )
     apps.check_free(target, name)
 
 
-def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
-    """This very clone, if an earlier call began it: its note, or its identity when it is whole; None if there is none.
+def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
+    """Return the note of this clone if it is incomplete, its identity if it is complete, or None if it was not begun.
 
-    Raises `Refused` where something else has the name.
+    Raises `Refused` if another app has the name.
     """
     name = planned.name
-    found, note = apps.find_begun(target, name)
-    if found is None:
-        _check_nothing_there(target, name)
+    existing, note = apps.find_begun(target, name)
+    if existing is None:
+        _check_name_free(target, name)
         return None
     hint = "choose another name"
-    if found.origin is None or planned.origin is None:
+    if existing.origin is None or planned.origin is None:
         raise Refused(f"app {name!r} exists already under {target.url}", hint=hint)
-    root = note.root if note is not None else found.origin.root
-    made_from = f"{found.origin.app}@{(note.snapshot if note else found.origin.snapshot) or '…'}"
-    made_from += f" in {root}" if root else ", with everything of its own"
+    root = note.root if note is not None else existing.origin.root
+    description = f"{existing.origin.app}@{(note.snapshot if note else existing.origin.snapshot) or '…'}"
+    description += f" in {root}" if root else ", a deep clone"
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
-    cut = found.origin.cut if ref.moves else planned.origin.cut
-    is_same = structs.replace(planned.origin, cut=cut) == structs.replace(found.origin, snapshot="")
-    is_same = is_same and planned.origin.empty == found.origin.empty
+    cut = existing.origin.cut if ref.moves else planned.origin.cut
+    is_same = structs.replace(planned.origin, cut=cut) == structs.replace(existing.origin, snapshot="")
+    is_same = is_same and planned.origin.empty == existing.origin.empty
     if note is not None:
         if is_same and note.root == store.url:
             return note
         raise Refused(
-            f"app {name!r} is an unfinished clone of {made_from}, and this call is for another moment or other terms",
-            hint="finish it with the arguments it was begun with, or choose another name; "
-            f"`slackwater app rm {name}` gives it up",
+            f"app {name!r} is an unfinished clone of {description}, and this call is for another moment or other terms",
+            hint="finish it with its original arguments, or choose another name; "
+            f"`slackwater app rm {name}` removes it",
         )
-    # A moment that moves only goes on: an earlier one is another. And who asks for the present of an app, and finds a
-    # clone that runs, means another clone.
-    is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
-    shares = not (found.origin.deep or found.origin.empty)
-    is_kept = not shares or find_snapshot(store, found.origin.app, found.origin.snapshot) is not None
-    if is_same and is_kept and not (ref.moves and has_run(target, found)):
-        return found
-    raise Refused(f"app {name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
+    # A relative ref only moves forward, so an earlier cut means another clone. If the existing clone has already run,
+    # a relative ref means a new clone too.
+    is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in existing.origin.cut.items())
+    shares = not (existing.origin.deep or existing.origin.empty)
+    is_kept = not shares or find_snapshot(store, existing.origin.app, existing.origin.snapshot) is not None
+    if is_same and is_kept and not (ref.moves and has_run(target, existing)):
+        return existing
+    raise Refused(f"app {name!r} exists already under {target.url}, a clone of {description}", hint=hint)

@@ -1,8 +1,7 @@
-"""The clones that a store root knows of: those under it, and those of its apps under other roots; what each keeps.
+"""Clones in a store root, and clones of its apps in other roots, with the bytes that each one keeps.
 
-What a clone shares stays in the source because of a snapshot, its pin. Of the SSTs that the pin names, those cost
-something that neither the source's newest versions nor another snapshot of it name: without the clone they would go
-with the history, as retention has it.
+SSTs that a clone shares stay in the source because of a snapshot, the clone's pin. A pin costs the SSTs that neither
+the source's newest versions nor another snapshot name: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,58 +20,58 @@ from ...store.versions.side_tables import all_ssts
 
 @dataclass(frozen=True, slots=True)
 class KnownClone:
-    """One clone, as far as it can be seen from here."""
+    """One clone, as far as this store root shows."""
 
     name: str
     root: str
-    """The store root that it is under."""
+    """Store root of the clone."""
     source: str
     source_root: str
-    """Empty of a clone with everything of its own."""
+    """Store root of the source; empty for a deep clone."""
     snapshot: str
-    """The source's snapshot that keeps what it shares; empty where nothing is shared."""
+    """Snapshot of the source that keeps shared SSTs; empty if nothing is shared."""
     cut: dict[str, int]
-    """The source's version of each stage."""
+    """Source version of each stage."""
     created_ms: int
     owner: str
     reason: str
     expires_ms: int
     """0 for never."""
     has_run: bool | None
-    """Whether it has gone on from its first versions; None where that cannot be seen."""
+    """True if a runner committed versions since the clone was made; None if that is not visible."""
     shared_bytes: int
-    """SSTs of the source that its first versions name."""
+    """Bytes of the source's SSTs that the clone's first versions name."""
     kept_bytes: int
-    """Of these, the ones that only its pin keeps, once retention lets the history go."""
+    """Shared bytes that only this pin keeps once retention expires the source's history."""
     state: str = ""
-    """`being made`, `gone` (a pin is left of it), or why it cannot be seen; empty for a clone that is whole."""
+    """`being made`, `gone` (only its pin remains), or the reason why it is not visible; empty for a complete clone."""
     called: str = ""
-    """The name that it has, or had, since it was promoted over another app: it does not expire then."""
+    """Name that the clone has or had since its promotion over another app; a promoted clone does not expire."""
     source_called: str = ""
-    """What the source is to be called, where that is not its folder: `NAME` or `NAME~1`, since a promotion."""
+    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if that is its folder."""
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether the time is over for which it was wanted as a clone."""
+        """Return True if the clone's time to live has passed."""
         return 0 < self.expires_ms <= now_ms
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether it may go."""
+        """Return True if the clone may be removed: its time to live has passed, and it was not promoted."""
         return self.is_over(now_ms) and not self.called
 
 
 def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
-    """The clones under this root, and those of its apps under other roots, by name; only those of the app `source`.
+    """Return clones in this root, and clones of its apps in other roots, by name; `source` selects one app's.
 
-    Of each, the requests of reading its cut and the newest versions of its source. Raises `NotFound` where there is no
-    such app, and `Unavailable`.
+    Requests for each clone: its cut, and the newest versions of its source. Raises `NotFound` if the source does not
+    exist, and `Unavailable`.
     """
     if source:
         apps.read_app(store, source)
-    found = [*_here(store, source), *_elsewhere(store, source)]
-    return tuple(sorted(found, key=lambda each: (each.name, each.root)))
+    rows = [*_clones_in_root(store, source), *_clones_in_other_roots(store, source)]
+    return tuple(sorted(rows, key=lambda row: (row.name, row.root)))
 
 
-def _here(store: ObjectStore, source: str) -> Iterator[KnownClone]:
+def _clones_in_root(store: ObjectStore, source: str) -> Iterator[KnownClone]:
     called = apps.called(store)
     for name in {*apps.list_apps(store), *apps.list_cloning(store)}:
         info, state = apps.find_app(store, name), ""
@@ -81,11 +80,11 @@ def _here(store: ObjectStore, source: str) -> Iterator[KnownClone]:
         if info is None or info.origin is None:
             continue
         if source in ("", info.origin.app):
-            yield _known(store, store, info, state, called)
+            yield _describe(store, store, info, state, called)
 
 
-def _elsewhere(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    """Clones of this root's apps under other roots, and pins of clones that are gone."""
+def _clones_in_other_roots(store: ObjectStore, source: str) -> Iterator[KnownClone]:
+    """Yield clones of this root's apps in other roots, and pins of removed clones."""
     for app in [source] if source else apps.list_apps(store):
         for pin in list_snapshots(store, app):
             if pin.kind != "clone":
@@ -102,19 +101,21 @@ def _elsewhere(store: ObjectStore, source: str) -> Iterator[KnownClone]:
             if info is None or info.origin is None or info.origin.app != app:
                 yield _pinned_only(store, pin, target.url, "gone")
             elif target.url != store.url:
-                yield _known(store, target, info, state, called)
+                yield _describe(store, target, info, state, called)
 
 
-def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, called: Mapping[str, str]) -> KnownClone:
+def _describe(
+    store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, called: Mapping[str, str]
+) -> KnownClone:
     origin = info.origin
     assert origin is not None  # noqa: S101  it is a clone
-    shared, kept, source = 0, 0, ""
+    shared, exclusive, source = 0, 0, ""
     if not origin.deep:
         try:
-            at = store.at(origin.root)
-            source = apps.called(at).get(origin.app, "")
-            pin = find_snapshot(at, origin.app, origin.snapshot) if origin.snapshot else None
-            shared, kept = _bytes(at, pin) if pin is not None else (0, 0)
+            source_store = store.at(origin.root)
+            source = apps.called(source_store).get(origin.app, "")
+            pin = find_snapshot(source_store, origin.app, origin.snapshot) if origin.snapshot else None
+            shared, exclusive = _bytes(source_store, pin) if pin is not None else (0, 0)
         except SlackwaterError as error:
             state = state or f"its source cannot be read: {error.message}"
     runs = None
@@ -133,7 +134,7 @@ def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, c
         expires_ms=info.expires_ms,
         has_run=runs,
         shared_bytes=shared,
-        kept_bytes=kept,
+        kept_bytes=exclusive,
         state=state,
         called=called.get(info.name, ""),
         source_called=source,
@@ -141,26 +142,26 @@ def _known(store: ObjectStore, target: ObjectStore, info: AppInfo, state: str, c
 
 
 def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> KnownClone:
-    """What a pin says of its clone."""
+    """Return what a pin records about its clone."""
     sizes = _bytes(store, pin)
-    made = (pin.name, pin.stages, pin.completed_ms, pin.by)
-    return KnownClone(pin.clone, root, pin.app, store.url, *made, "", 0, None, *sizes, state)
+    facts = (pin.name, pin.stages, pin.completed_ms, pin.by)
+    return KnownClone(pin.clone, root, pin.app, store.url, *facts, "", 0, None, *sizes, state)
 
 
 def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
-    """Bytes of the SSTs that a pin names, and of those that nothing else of the source names."""
-    mine = _named(store, pin)
-    others: set[str] = set()
+    """Return the bytes of the SSTs that a pin names, and the bytes that nothing else in the source names."""
+    pinned = _named(store, pin)
+    named_elsewhere: set[str] = set()
     for head in heads_of(store, pin.app, history.list_stages(store, pin.app)).values():
-        others |= {sst.object for sst in all_ssts(head)}
+        named_elsewhere |= {sst.object for sst in all_ssts(head)}
     for other in list_snapshots(store, pin.app):
         if other.name != pin.name:
-            others |= _named(store, other).keys()
-    return sum(mine.values()), sum(size for name, size in mine.items() if name not in others)
+            named_elsewhere |= _named(store, other).keys()
+    return sum(pinned.values()), sum(size for name, size in pinned.items() if name not in named_elsewhere)
 
 
 def _named(store: ObjectStore, snapshot: Snapshot) -> dict[str, int]:
-    """The SSTs that a snapshot names, and the bytes of each."""
+    """Return the SSTs that a snapshot names, with their bytes; empty if the snapshot is gone."""
     with suppress(NotFound):
         cut = of_snapshot(store, snapshot)
         return {sst.object: sst.bytes for manifest in cut.stages.values() for sst in all_ssts(manifest)}

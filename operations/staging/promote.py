@@ -1,4 +1,4 @@
-"""`slackwater promote`: wait until the new app is near, hold both at the same offsets, and have the name go over."""
+"""`slackwater promote`: wait until the new app has caught up, stop both at the same offsets, and move the name."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,43 +27,43 @@ from .promote_plan import Heads, PromotionPlan, check_runs, plan
 _LOOK_S = 0.1
 _ROUNDS = 5
 _NEAR_S = 1.0
-"""The new app is near when it has caught up within this time, within that of its batches, or so often."""
+"""Seconds within which the new app must catch up to count as close; the duration of its batches, if longer."""
 _HELD_S = 20.0
-"""How long the old app may at least be held: what the new one then lacks it reads while the old one goes on."""
+"""Minimum hold of the old app in seconds; longer backlogs are read while the old app continues."""
 _HELD_BATCHES = 3
-"""Batches that each stage may make meanwhile: the one under way, and those that read what is left."""
+"""Batches that each stage may run during the hold: the current one, and those that read the remaining records."""
 _RECENT = 5
-"""Versions of each stage of which the longest batch counts."""
+"""Number of recent versions of each stage whose longest batch counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What a promotion did, or would do."""
+    """Result of a promotion, or of its dry run."""
 
     plan: PromotionPlan
     at: Mapping[str, tuple[int, ...]]
-    """Where both stand, by users' topic; where the one that is further does, where it was only looked at."""
+    """Offsets at which both apps stopped, by users' topic; for a dry run, the furthest offsets of the old app."""
     behind: int = 0
-    """Records that the new app had still to read up to where the old one stood, where it was only looked at."""
+    """Records that the new app must still read to reach the old app's offsets, for a dry run."""
     changes: tuple[TableDiff, ...] = ()
-    """How tables differ: what only the new app has was added."""
+    """Differences of the tables; rows that only the new app has count as added."""
     held_s: float = 0.0
-    """How long the old app was held."""
+    """Seconds during which the old app was held."""
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By app and stage, the versions that this call committed."""
+    """Versions that this call committed, by app and stage."""
     idle: bool = False
-    """Whether nobody ran either of the two: what has the name then publishes nothing until it is started."""
+    """True if neither app is running; nothing is published under the name until a runner starts."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The newest versions of an app, looked at again and again. A request a stage, and one for each new version."""
+    """Newest versions of the two apps, polled. Costs a request for each stage, and one for each new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
 
     def look(self) -> tuple[Heads, Heads]:
-        """Those of the old app, and of the new one."""
+        """Return the newest versions of the old app and of the new one."""
         for app, heads in self.heads.items():
             newest = {stage: history.head(self.store, app, stage, hint=head.version) for stage, head in heads.items()}
             self.heads[app] = {stage: head or heads[stage] for stage, head in newest.items()}
@@ -71,18 +71,20 @@ class _Watch:
         return old, new
 
     def batches_s(self) -> float:
-        """Seconds that a record takes through the longest way of stages of either app, by their longest batches."""
+        """Return the seconds that a record needs through the slowest path of either app, by recent batches."""
         return max(self._batches_s(app, heads) for app, heads in self.heads.items())
 
     def _batches_s(self, app: str, heads: Heads) -> float:
-        ways: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for stage in order(heads):
             head = heads[stage]
             numbers = range(max(1, head.version - _RECENT + 1), head.version + 1)
             recent = filter(None, (history.find(self.store, app, stage, number) for number in numbers))
-            senders = (ways.get(read.upstream, 0.0) for read in head.inputs.values())
-            ways[stage] = max((each.duration_ms / 1_000 for each in recent), default=0.0) + max(senders, default=0.0)
-        return max(ways.values(), default=0.0)
+            senders = (seconds.get(read.upstream, 0.0) for read in head.inputs.values())
+            seconds[stage] = max((manifest.duration_ms / 1_000 for manifest in recent), default=0.0) + max(
+                senders, default=0.0
+            )
+        return max(seconds.values(), default=0.0)
 
 
 def promote(
@@ -100,135 +102,137 @@ def promote(
     pause: Callable[[], None] = lambda: time.sleep(_LOOK_S),
     clock: Callable[[], float] = time.monotonic,
 ) -> Promoted:
-    """Give an app the name of another one, its sinks, and the right to write to them; the other is `NAME~1` then.
+    """Give an app the name and sinks of another app, which is called `NAME~1` from then on.
 
-    Both have to stand at the same offsets of their topics, with all that follows from them done: it waits until the new
-    app has read what the old one had, holds both, and goes on once they do. Without `staging` the name goes back to the
-    app that had it before. `allowed` is asked before anything is done, and may raise; `on_wait` is told how far they
-    are, `pause` is called between two looks, `clock` gives seconds. With a `cache`, tables are compared. A call that
-    was interrupted is finished by the same call.
+    Both apps must stop at the same offsets of their topics with no records in flight. So the call waits until the new
+    app has read what the old one had, holds both, and switches once their offsets agree. Without `staging`, the name
+    goes back to the app that had it before. `allowed` is called before any change, and may raise. `on_wait` receives
+    the progress, `pause` is called between two polls, `clock` returns seconds. With a `cache`, tables are compared. An
+    interrupted call is finished by the same call.
 
-    Raises as `StoredApp.promote`; what is refused has changed nothing, and both go on.
+    Raises as `StoredApp.promote`; a refused promotion changes nothing, and both apps continue.
     """
     check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
-    found, old, new = plan(store, name, staging, kafka)
+    planned, old, new = plan(store, name, staging, kafka)
     if dry_run:
-        at, goes_on = furthest(old.values()), found.done or _begun(found, (old, new)) is not None
-        idle = not goes_on and not check_runs(store, found, new, pause, clock)
-        return Promoted(found, at, behind(new.values(), at), _compared(store, cache, old, new), idle=idle)
-    if found.done:
-        _finish(store, found.name, found.number, by)
-        return Promoted(found, {})
+        at, resumes = furthest(old.values()), planned.done or _find_begun(planned, (old, new)) is not None
+        idle = not resumes and not check_runs(store, planned, new, pause, clock)
+        return Promoted(planned, at, behind(new.values(), at), _compare(store, cache, old, new), idle=idle)
+    if planned.done:
+        _finish(store, planned.name, planned.number, by)
+        return Promoted(planned, {})
     allowed()
-    watch = _Watch(store, {found.over: old, found.to: new})
-    done = _resumed(store, kafka, found, watch, by)
+    watch = _Watch(store, {planned.over: old, planned.to: new})
+    done = _resume(store, kafka, planned, watch, by)
     held_s, idle = 0.0, False
     if isinstance(done, int):
-        idle = not check_runs(store, found, watch.look()[1], pause, clock)
-        _check_alone(store, found, pause, clock)
+        idle = not check_runs(store, planned, watch.look()[1], pause, clock)
+        _check_alone(store, planned, pause, clock)
         patience = _Patience(timeout_s, clock, on_wait, pause)
-        done, held_s = _together(store, kafka, replace(found, number=done), watch, patience, by)
-    _finish(store, found.name, done.promote.number, by)
+        done, held_s = _catch_up_and_switch(store, kafka, replace(planned, number=done), watch, patience, by)
+    _finish(store, planned.name, done.promote.number, by)
     at = done.promote.at
     cuts = [_at_switch(store, app, heads, done) for app, heads in watch.heads.items()]
-    versions = {app: {stage: after for stage, (_, after) in made.items()} for app, made in done.made.items()}
-    return Promoted(found, at, changes=_compared(store, cache, *cuts), held_s=held_s, versions=versions, idle=idle)
+    versions = {app: {stage: after for stage, (_, after) in by_stage.items()} for app, by_stage in done.made.items()}
+    return Promoted(planned, at, changes=_compare(store, cache, *cuts), held_s=held_s, versions=versions, idle=idle)
 
 
 @dataclass(slots=True)
 class _Patience:
-    """Tells how far it is, and gives up in time."""
+    """Waits until a deadline, and reports progress."""
 
     timeout_s: float
     clock: Callable[[], float]
     on_wait: Callable[[str], None]
     pause: Callable[[], None]
     batches_s: float = 0.0
-    """How long batches took: `_Watch.batches_s`."""
+    """Seconds that recent batches took, from `_Watch.batches_s`."""
     _until: float = 0.0
-    _told: str = ""
+    _last_reason: str = ""
 
     def __post_init__(self) -> None:
         self._until = self.clock() + self.timeout_s
 
-    def wait(self, why: str, found: PromotionPlan) -> None:
-        """Let some time go by. Raises `Refused` when there is none left."""
+    def wait(self, why: str, planned: PromotionPlan) -> None:
+        """Pause once. Raises `Refused` after the deadline."""
         if self.clock() > self._until:
-            slow = f"; batches took up to {self.batches_s:.0f} s on their way through all stages: a higher --timeout "
+            slow = f"; batches took up to {self.batches_s:.0f} s through all stages: a higher --timeout "
             slow += "gives them time, and a lower --max-records of both runs makes them shorter"
             raise Refused(
-                f"{found.staging} and {found.name} did not come to stand at the same offsets within "
+                f"{planned.staging} and {planned.name} did not reach the same offsets within "
                 f"{self.timeout_s:g} s: {why}",
-                hint=f"nothing has gone over. Do both run? `slackwater status {found.staging}` shows how far it is"
+                hint=f"nothing was changed. Are both running? `slackwater status {planned.staging}` shows its lag"
                 f"{slow if _HELD_BATCHES * self.batches_s > min(_HELD_S, self.timeout_s) else ''}",
             )
-        if why != self._told:
+        if why != self._last_reason:
             self.on_wait(why)
-            self._told = why
+            self._last_reason = why
         self.pause()
 
 
-def _resumed(store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
-    """The switch that an earlier call had begun, finished; else the number of the one that is to be made.
+def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
+    """Finish the switch of an interrupted call and return it; if there is none, return the number of the new one.
 
-    Raises `Refused` where that was of another app.
+    Raises `Refused` if an undecided switch belongs to another app.
     """
-    number = found.number
-    begun = _begun(found, watch.heads.values())
+    number = planned.number
+    begun = _find_begun(planned, watch.heads.values())
     if begun is None:
         return number
-    if begun.to != found.to:
-        fact = f"the promotion of {begun.to} over {found.name} was begun, and is not decided"
-        hint = f"finish it by the same command; or run {found.over} again, which withdraws it"
+    if begun.to != planned.to:
+        fact = f"the promotion of {begun.to} over {planned.name} is unfinished"
+        hint = f"repeat the command that started it, or run {planned.over} again, which withdraws it"
         raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, hint))
-    switch = found.switch(number, Standing(begun.at, begun.clock_ms), by)
+    switch = planned.switch(number, Standing(begun.at, begun.clock_ms), by)
     try:
-        return _switched(store, kafka, switch, watch)
+        return _run_switch(store, kafka, switch, watch)
     except MovedOn:
-        withdraw(store, switch.promote, found.over, by=by, now_ms=instants.now_ms())
-        if apps.folder_of(store, found.name) == found.to:
+        withdraw(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms())
+        if apps.folder_of(store, planned.name) == planned.to:
             return switch
         return number + 1
 
 
-def _begun(found: PromotionPlan, each: Iterable[Heads]) -> Promotion | None:
-    """The mark of an earlier call, which had begun the promotion, in the newest versions of either app."""
-    marks = (head.promotion for heads in each for head in heads.values() if head.promotion is not None)
-    return next((mark for mark in marks if (mark.name, mark.number) == (found.name, found.number)), None)
+def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotion | None:
+    """Return the mark of an interrupted promotion of this number from the newest versions of either app; else None."""
+    marks = (head.promotion for heads in apps_heads for head in heads.values() if head.promotion is not None)
+    return next(
+        (promotion for promotion in marks if (promotion.name, promotion.number) == (planned.name, planned.number)), None
+    )
 
 
 def _check_alone(
-    store: ObjectStore, found: PromotionPlan, pause: Callable[[], None], clock: Callable[[], float]
+    store: ObjectStore, planned: PromotionPlan, pause: Callable[[], None], clock: Callable[[], float]
 ) -> None:
-    """Raise `Refused` where somebody else holds one of the two for another promotion, and is alive."""
-    for app in (found.over, found.to):
+    """Raise `Refused` if another promotion in progress holds one of the two apps."""
+    for app in (planned.over, planned.to):
         first, until = holds.find_hold(store, app), clock() + 2 * HOLD_RENEW_S
-        while first is not None and (first.name, first.to) != (found.name, found.to) and clock() < until:
+        while first is not None and (first.name, first.to) != (planned.name, planned.to) and clock() < until:
             pause()
             if (now := holds.find_hold(store, app)) is None:
                 break
             if now != first:
-                fact = f"{now.by} promotes {now.to} over {now.name} at this moment, and holds {app} for it"
+                fact = f"{now.by} is promoting {now.to} over {now.name} right now, and holds {app}"
                 raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, "wait until that has ended"))
 
 
-def _together(
-    store: ObjectStore, kafka: Topics, found: PromotionPlan, watch: _Watch, patience: _Patience, by: str
+def _catch_up_and_switch(
+    store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, patience: _Patience, by: str
 ) -> tuple[Switch, float]:
-    """Bring both to the same offsets, and switch; and for how long the old app was held."""
-    number = found.number
+    """Bring both apps to the same offsets, and switch. Returns the switch, and the seconds of the hold."""
+    number = planned.number
     while True:
-        # What comes while the new app catches up is to be read while the old one is held: let that be little.
+        # Records that arrive during catch-up must be read while the old app is held, so repeat until few are left.
         for _ in range(_ROUNDS):
             began, near = patience.clock(), furthest(watch.look()[0].values())
-            while left := behind(watch.look()[1].values(), near):
-                patience.wait(f"{found.staging} has {left:,} records to read up to where {found.name} was", found)
+            while remaining := behind(watch.look()[1].values(), near):
+                patience.wait(f"{planned.staging} is {remaining:,} records behind {planned.name}", planned)
             patience.batches_s = watch.batches_s()
             if patience.clock() - began < max(_NEAR_S, patience.batches_s):
                 break
         began, until, renewed = patience.clock(), None, 0
         held_s = max(_HELD_S, _HELD_BATCHES * patience.batches_s)
-        with _holding(store, found) as write:
+        with _holding(store, planned) as write:
             due = began
             while (now := patience.clock()) < began + held_s:
                 old, new = watch.look()
@@ -237,39 +241,43 @@ def _together(
                     renewed += 1
                     write(renewed, at, by, tell=at != until)
                     until, due = at, now + HOLD_RENEW_S
-                each = (short_of(store, head, at) for heads in (new, old) for head in heads.values())
-                if why := next(filter(None, each), ""):
-                    patience.wait(why, found)
+                reasons = (short_of(store, head, at) for heads in (new, old) for head in heads.values())
+                if why := next(filter(None, reasons), ""):
+                    patience.wait(why, planned)
                     continue
-                switch = found.switch(number, at, by)
+                switch = planned.switch(number, at, by)
                 try:
-                    return _switched(store, kafka, switch, watch), patience.clock() - began
+                    return _run_switch(store, kafka, switch, watch), patience.clock() - began
                 except MovedOn as error:
-                    if not withdraw(store, switch.promote, found.over, by=by, now_ms=instants.now_ms()):
+                    if not withdraw(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms()):
                         return switch, patience.clock() - began
-                    if (has := apps.folder_of(store, found.name)) != found.over:
-                        raise Refused(f"{found.name} went over to {has} meanwhile", hint="say it again") from error
+                    if (has := apps.folder_of(store, planned.name)) != planned.over:
+                        raise Refused(
+                            f"{planned.name} was given to {has} meanwhile", hint="repeat the command"
+                        ) from error
                     number += 1
-                    patience.wait(error.message, found)
-        patience.wait(f"{found.staging} did not follow {found.name} within {held_s:.0f} s, and tries again", found)
+                    patience.wait(error.message, planned)
+        patience.wait(
+            f"{planned.staging} did not catch up with {planned.name} within {held_s:.0f} s; trying again", planned
+        )
 
 
 @contextmanager
-def _holding(store: ObjectStore, found: PromotionPlan) -> Iterator[Callable[..., None]]:
-    """Hold both apps inside, as often as what this gives is called."""
+def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..., None]]:
+    """Hold both apps inside the context; the yielded function writes the hold, and renews it."""
 
     def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
-        until, apps_ = dict(at.offsets), (found.over, found.to)
-        each = (Hold(app, found.name, found.to, by, renewed, until, at.clock_ms) for app in apps_)
-        holds.put_holds(store, each, tell=tell)
+        until, apps_ = dict(at.offsets), (planned.over, planned.to)
+        new_holds = (Hold(app, planned.name, planned.to, by, renewed, until, at.clock_ms) for app in apps_)
+        holds.put_holds(store, new_holds, tell=tell)
 
     try:
         yield write
     finally:
-        holds.release_holds(store, (found.over, found.to))
+        holds.release_holds(store, (planned.over, planned.to))
 
 
-def _switched(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
+def _run_switch(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
     now_ms = instants.now_ms()
     switch.prepare(store, kafka, watch.look(), now_ms)
     switch.decide(store, now_ms)
@@ -277,45 +285,46 @@ def _switched(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) 
 
 
 def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
-    """What is left to do of a promotion once it is decided: done again, it does nothing more."""
-    done = apps.NAMES.find(store, number, name)
-    if done is None or done.withdrawn:
+    """Complete a decided promotion: cancel snapshot requests, write the audit logs, release the hold. Idempotent."""
+    promotion = apps.NAMES.find(store, number, name)
+    if promotion is None or promotion.withdrawn:
         return
-    became = f"the app in folder {done.folder} over {name}, until then the one in folder {done.over}"
-    for app, detail in ((done.folder, became), (done.over, "")):
-        for request in open_requests(store, app) if app == done.over else ():
-            why = f"the app in folder {done.folder} was promoted over this one while it was under way"
+    became = f"the app in folder {promotion.folder} over {name}, until then the one in folder {promotion.over}"
+    for app, detail in ((promotion.folder, became), (promotion.over, "")):
+        for request in open_requests(store, app) if app == promotion.over else ():
+            why = f"the app in folder {promotion.folder} was promoted over this one while it was under way"
             record(store, app, "snapshot failed", f"{request.name}: {why}", by)
             cancel(store, app, request)
-        said, made = detail or f"the app in folder {done.folder} has the name {name}", _versions(store, app, number)
-        record_once(store, app, "promote", said, by, made, since_ms=done.time_ms)
-    holds.release_holds(store, (done.over, done.folder))
+        detail_text = detail or f"the app in folder {promotion.folder} has the name {name}"
+        versions = _versions(store, app, number)
+        record_once(store, app, "promote", detail_text, by, versions, since_ms=promotion.time_ms)
+    holds.release_holds(store, (promotion.over, promotion.folder))
 
 
 def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:
-    """By stage of an app, the version before a promotion of that number and the one that it made."""
+    """Return the versions of an app before and after a promotion of that number, by stage."""
 
     def is_through(head: Manifest) -> bool:
         return head.promotion is not None and head.promotion.number >= number
 
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
-    through = filter(is_through, heads_of(store, app, stages_of(store, app)).values())
-    made = {head.stage: history.first_where(read, first, head, is_through) for head in through}
-    return {stage: (version - 1, version) for stage, version in made.items()}
+    promoted = filter(is_through, heads_of(store, app, stages_of(store, app)).values())
+    first_versions = {head.stage: history.first_where(read, first, head, is_through) for head in promoted}
+    return {stage: (version - 1, version) for stage, version in first_versions.items()}
 
 
 def _at_switch(store: ObjectStore, app: str, heads: Heads, switch: Switch) -> Heads:
-    """An app's versions of the switch, or the newest where an earlier call made them."""
-    made = switch.made.get(app, {})
-    return {stage: history.read(store, app, stage, made[stage][1]) if stage in made else head
+    """Return an app's versions at the switch, or the newest ones if an earlier call committed the switch."""
+    committed = switch.made.get(app, {})
+    return {stage: history.read(store, app, stage, committed[stage][1]) if stage in committed else head
             for stage, head in heads.items()}  # fmt: skip
 
 
-def _compared(store: ObjectStore, cache: SstCache | None, old: Heads, new: Heads) -> tuple[TableDiff, ...]:
+def _compare(store: ObjectStore, cache: SstCache | None, old: Heads, new: Heads) -> tuple[TableDiff, ...]:
     if cache is None:
         return ()
     cuts = (
         Cut(next(iter(heads.values())).app, {s: h for s, h in heads.items() if not h.retired}) for heads in (old, new)
     )
-    one, other = (StoredCut(store, cut) for cut in cuts)
-    return diff(cache, one, other)
+    before, after = (StoredCut(store, cut) for cut in cuts)
+    return diff(cache, before, after)

@@ -1,7 +1,7 @@
-"""A clone made anew under its name, from its source's newest moment: removed, and cloned on the same terms.
+"""Refresh of a clone: remove it, and clone it again from its source's newest moment on the same terms.
 
-A note that says so outlives the removal. So whatever interrupts it, the same call goes on: the note has what the clone
-was, and whatever else has its name by then is the new one.
+A note outlives the removal and keeps the identity of the old clone. So an interrupted refresh is finished by the same
+call: an app of that name that differs from the note is the new clone.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from .clone_plan import ClonePlan, Terms
 
 
 class Refreshing(Struct, frozen=True):
-    """The note that a clone is being made anew."""
+    """Note of a refresh in progress."""
 
     before: AppInfo
-    """What it was."""
+    """Identity of the clone before the refresh."""
     by: limits.Line
     time_ms: limits.TimeMs
     source: limits.NameOrNone = ""
-    """The app that it is made from."""
+    """App that the new clone is made from."""
 
 
 def refresh(
@@ -46,18 +46,18 @@ def refresh(
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
     **removing: Any,
 ) -> ClonePlan:
-    """Make a clone anew from the newest moment of its source: same name, topics, sinks, masks, owner and time to live.
+    """Clone an app again from its source's newest moment, with the same name and options.
 
-    Where the name of its source went over to another app since it was made, it is made from that one, which the plan
-    has by its folder. What it has done since is gone. `removing` are `fence`, `outside`, `on_wait` and `pause` of
-    `remove_app`. With `dry_run`, everything is checked and nothing changed; else as `clone`. Raises as
-    `StoredApp.refresh`, `Refused` also where a runner holds it.
+    If another app was promoted to the source's name since, that app becomes the source; the plan has its folder.
+    Versions of the old clone are lost. `removing` are `fence`, `outside`, `on_wait` and `pause` of `remove_app`.
+    `dry_run` checks everything and changes nothing. Raises as `StoredApp.refresh`, and `Refused` if a runner holds the
+    clone.
     """
     key = keys.refreshing(keys.check_name("app", name))
     check_exclusion(store, name, Intent.REFRESH, *HERE, dry_run=dry_run)
 
-    def made(info: AppInfo, source: str, **how: Any) -> ClonePlan:
-        origin, terms = _source(info), _terms(info, how.pop("left", ()))
+    def make_clone(info: AppInfo, source: str, **options: Any) -> ClonePlan:
+        origin, terms = _source(info), _terms(info, options.pop("left", ()))
         return clone(
             store.at(origin.root),
             source or origin.app,
@@ -69,27 +69,30 @@ def refresh(
             by=by,
             now_ms=now_ms,
             on_progress=on_progress,
-            **how,
+            **options,
         )
 
     note = notes.find(store, key, Refreshing)
     if note is None:
-        history.list_stages(store, name)  # says so where it is half removed, or half made
+        history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
-        origin = _source(info)  # says why not
-        gone = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
+        origin = _source(info)  # raises if the app cannot be refreshed
+        removal = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
         apps.check_free(store, name)
         source = apps.means_now(store.at(origin.root), origin.app, info.created_ms)
-        plan = made(info, source, dry_run=True, over=True, left=gone.removal.topics)
+        plan = make_clone(info, source, dry_run=True, over=True, left=removal.removal.topics)
         if dry_run:
             return plan
         note = notes.add(store, key, Refreshing(info, by, now_ms, source))
     elif dry_run:
-        raise Refused(f"clone {name!r} is being made anew, by {note.by}", hint="without --dry-run it goes on with that")
-    found, half = apps.find_app(store, name), apps.find_cloning(store, name)
-    left: tuple[str, ...] = ()
-    if half is None and found is not None and found != note.before and has_run(store, found):
-        # It was made anew, and the note stayed behind: this is asked for once more.
+        raise Refused(
+            f"clone {name!r} is being refreshed by {note.by}",
+            hint="without --dry-run, this command finishes that refresh",
+        )
+    existing, incomplete = apps.find_app(store, name), apps.find_cloning(store, name)
+    topics: tuple[str, ...] = ()
+    if incomplete is None and existing is not None and existing != note.before and has_run(store, existing):
+        # An earlier refresh was complete except for its note; start a new one.
         store.delete(key)
         return refresh(
             store,
@@ -101,36 +104,36 @@ def refresh(
             on_progress=on_progress,
             **removing,
         )
-    if half is None and found in (None, note.before):
-        left = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
-    plan = made(note.before, note.source, left=left)
+    if incomplete is None and existing in (None, note.before):
+        topics = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
+    plan = make_clone(note.before, note.source, left=topics)
     record_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan
 
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
-    """Return where a clone came from, also while it is being made anew. Raises `NotFound` and `Refused`."""
+    """Return the origin of a clone, also during a refresh. Raises `NotFound` and `Refused`."""
     note = notes.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
     return _source(note.before if note is not None else apps.read_app(store, name))
 
 
 def _source(info: AppInfo) -> Origin:
-    """Where a clone came from. Raises `Refused`."""
+    """Return the origin of a clone. Raises `Refused` for an app that is no clone, or a deep clone."""
     if info.origin is None:
         raise Refused(
-            f"app {info.name!r} is no clone: there is nothing that it could be made anew from",
+            f"app {info.name!r} is not a clone, so it has no source to refresh from",
             hint="`slackwater clone list` shows the clones",
         )
     if info.origin.deep:
         raise Refused(
-            f"clone {info.name!r} has everything of its own, and nothing that says where it came from",
-            hint=f"make it anew yourself: slackwater app rm {info.name}, then the clone --deep that made it",
+            f"clone {info.name!r} is a deep clone, which does not record its source",
+            hint=f"remove it with `slackwater app rm {info.name}`, and repeat the `clone --deep` that made it",
         )
     return info.origin
 
 
-def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
+def _terms(info: AppInfo, topics: tuple[str, ...]) -> Terms:
     origin = _source(info)
     return Terms(
         topics=origin.topics,
@@ -140,5 +143,5 @@ def _terms(info: AppInfo, left: tuple[str, ...]) -> Terms:
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,
-        left=left,
+        left=topics,
     )

@@ -1,7 +1,7 @@
-"""A fixed share of keys: a program that works on the rows of these alone.
+"""Restrict a program to the rows of a fixed share of keys.
 
-The share is exact: what a stage makes of a key is made of all its records. So the rows of a stage that nothing chose
-from before are chosen by its key, and a stage behind it must have that key in its own.
+The share is exact: each sampled key has all its records. The first stage with state samples rows by its key, and each
+stage downstream must have that key in its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ...errors import Refused, Usage
 from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
 from ...pipeline.batch.schemas import Shape
-from ...pipeline.spark.shares import of_share
-from ...store.sst.key_share import SHARES, KeyShare
+from ...pipeline.spark.plans import of_share
+from ...store.sst.hashing import SHARES, KeyShare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Which keys: those whose hash falls into the first `parts` of `SHARES`."""
+    """Keys whose hash falls into the first `parts` of `SHARES`."""
 
     parts: int
 
     @classmethod
     def of(cls, text: str) -> Sample:
-        """From a share as it is written: `1%`. Raises `Usage` for what is none between 0.01% and 100%."""
+        """Parse a share such as `1%`. Raises `Usage` outside of 0.01% to 100%."""
         number = text.strip().removesuffix("%")
         try:
             parts = round(float(number) * SHARES / 100)
@@ -41,62 +41,64 @@ class Sample:
 
 
 def sampled(
-    app: App, known: Mapping[str, Shape], names: Collection[str], sample: Sample
+    app: App, shapes: Mapping[str, Shape], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
-    """The program over such rows, and by stage with a table the keys that these have.
+    """Return the program restricted to sampled rows, and the sampled keys of each stage with a table.
 
-    Of the stages `names`. Raises `Refused` where a stage would get some of the records of a key, or goes by the times
-    of rows of all keys.
+    Only the stages `names` are restricted. Raises `Refused` if a stage would get only some of a key's records, or
+    depends on a watermark, which rows of all keys advance.
     """
     by: dict[str, tuple[str, ...]] = {}
     stages = dict(app.stages)
     for stage in app.in_order():
         if stage.name not in names:
             continue
-        if known[stage.name].watermarks or known[stage.name].timed:
-            raise _mixing(stage, "goes by a watermark, which the rows of all keys move on")
-        chosen = set(_chosen(app, stage, by))
-        if len(chosen) > 1:
-            raise _mixing(stage, "reads rows of chosen keys beside others")
-        (before,) = chosen
+        if shapes[stage.name].watermarks or shapes[stage.name].timed:
+            raise _mixed_keys(stage, "depends on a watermark, which rows of all keys advance")
+        parent_keys = set(_parent_keys(app, stage, by))
+        if len(parent_keys) > 1:
+            raise _mixed_keys(stage, "reads sampled rows together with rows of all keys")
+        (parent_key,) = parent_keys
         if stage.state is None:
-            by[stage.name] = before
-        elif not before:
+            by[stage.name] = parent_key
+        elif not parent_key:
             by[stage.name] = key = app.key_of(stage)
-            stages[stage.name] = replace(stage, transform=_choosing(stage, KeyShare(key, sample.parts)))
-        elif {*before} <= {*app.key_of(stage)}:
-            by[stage.name] = before
+            stages[stage.name] = replace(stage, transform=_sampling(stage, KeyShare(key, sample.parts)))
+        elif {*parent_key} <= {*app.key_of(stage)}:
+            by[stage.name] = parent_key
         else:
-            others = f"has the key ({', '.join(app.key_of(stage))}), of which it would get some of the records"
-            raise _mixing(stage, f"{others}: rows are chosen by ({', '.join(before)})")
+            fact = f"has the key ({', '.join(app.key_of(stage))}), of which it would get only some records"
+            raise _mixed_keys(stage, f"{fact}: rows are sampled by ({', '.join(parent_key)})")
     tables = {name: KeyShare(key, sample.parts) for name, key in by.items() if app.stages[name].state is not None}
     return App(app.name, stages, app.file), tables
 
 
-def _chosen(app: App, stage: Stage, by: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def _parent_keys(app: App, stage: Stage, by: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
     for writer in app.writers(stage).values():
         yield by[writer] if writer else ()
 
 
-def _choosing(stage: Stage, share: KeyShare) -> Any:
+def _sampling(stage: Stage, share: KeyShare) -> Any:
     def transform(*frames: DataFrame) -> Any:
-        made = stage.transform(*frames)
-        return tuple(of_share(each, share) for each in made) if isinstance(made, tuple) else of_share(made, share)
+        result = stage.transform(*frames)
+        return (
+            tuple(of_share(frame, share) for frame in result) if isinstance(result, tuple) else of_share(result, share)
+        )
 
     return transform
 
 
-def _mixing(stage: Stage, why: str) -> Refused:
+def _mixed_keys(stage: Stage, why: str) -> Refused:
     return Refused(
         f"stage {stage.name!r} {why}",
-        hint="--stage NAME tries the stages up to one before it; without --keys all keys are tried",
+        hint="use --stage NAME for an earlier stage, or leave out --keys",
     )
 
 
 def up_to(app: App, names: Collection[str]) -> tuple[str, ...]:
-    """The stages of these names and all that they read from, upstream first; all when none is named. As `select`."""
-    wanted = {stage.name for stage in app.select(tuple(names))}
+    """Return these stages and all upstream ones, upstream first; all stages for no names. Raises as `select`."""
+    selected = {stage.name for stage in app.select(tuple(names))}
     for stage in reversed(app.in_order()):
-        if stage.name in wanted:
-            wanted |= {writer for writer in app.writers(stage).values() if writer}
-    return tuple(stage.name for stage in app.in_order() if stage.name in wanted)
+        if stage.name in selected:
+            selected |= {writer for writer in app.writers(stage).values() if writer}
+    return tuple(stage.name for stage in app.in_order() if stage.name in selected)

@@ -1,4 +1,4 @@
-"""What is tried, and on what, with everything checked that can be before Spark starts."""
+"""Plan of a trial, after all checks that need no Spark."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ from .sample import Sample, up_to
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is tried, and on what."""
+    """The changed program, and the span of input to run it on."""
 
     app: str
     code: str
     """The file of the changed program."""
     start: str
-    """The moment, a ref of the app, from which its input is taken."""
+    """Start of the input, a ref of the app."""
     end: str
-    """And the one up to which."""
+    """End of the input, a ref of the app."""
     before: str = ""
-    """The file of the program that ran; empty where that is not here."""
+    """File of the program that ran; empty if not available."""
     keep: str = ""
-    """The name under which the clone stays; empty for none."""
+    """Name under which the clone is kept; empty to remove it."""
     allow: tuple[str, ...] = ()
-    """Queries that name the keys whose differences are meant, as `snapshot.diff.allowed` takes them."""
+    """Queries that return the keys of expected differences, as `snapshot.diff.moments` takes them."""
     only: tuple[str, ...] = ()
-    """The stages that are tried, with those that they read from; all without."""
+    """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None
-    """The keys that are tried; all without."""
+    """Share of keys to try; None for all keys."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Columns that have another name in the changed program, old to new."""
+    """Renamed columns, old name to new."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Stages that do."""
+    """Renamed stages, old name to new."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """A release whose words make sense."""
+    """Checked plan of a trial."""
 
     release: Release
     start: Cut
     end: Cut
     ends: Ends
-    """What the app has read at the end."""
+    """Offsets that the app had read at the end."""
     new: App
     new_stages: tuple[str, ...]
-    """Those of the changed program that run, upstream first."""
+    """Stages of the changed program to run, upstream first."""
     old: App | None
-    """The program of before, where it has to run over the same input; else the app itself is compared with."""
+    """The old program, if it must run over the same input; None to compare with the app itself."""
     old_stages: tuple[str, ...]
-    """Those of it that run."""
+    """Stages of the old program to run."""
     sinks: frozenset[str]
-    """Of the app, at the end."""
+    """Sinks of the app at the end."""
 
 
 def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
-    """What is to be done for a trial. Starts no Spark, and changes nothing.
+    """Plan a trial. Starts no Spark, and changes nothing.
 
     Raises:
         Usage: the second moment is not after the first, a query of `allow` is wrong, or a file is no program.
-        NotFound: there is no such app, moment, stage or column.
-        Refused: rows are on the way at the second moment and the program of before is not here, or an app has the name
-            under which the clone is to stay.
+        NotFound: an app, moment, stage or column does not exist.
+        Refused: records are in flight at the second moment and the old program is not given, or the name for the kept
+            clone is taken.
     """
     now_ms = instants.now_ms()
     if release.keep:
@@ -85,23 +85,23 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     new_stages = up_to(new, release.only)
     tables: dict[str, Table | None] = {release.stages.get(name, name): head.table for name, head in end.tables.items()}
     if release.renames:
-        # Which column of which table that is, the schemas of the program decide.
+        # The program's schemas, not known yet, determine which table a renamed column belongs to.
         tables = dict.fromkeys(tables)
-    begun = {stage.name: None for stage in new.in_order() if stage.state is not None}
-    check_expected_queries(release.allow, begun | tables)
+    stateful = {stage.name: None for stage in new.in_order() if stage.state is not None}
+    check_expected_queries(release.allow, stateful | tables)
     heads = tuple(end.stages.values())
     ends = furthest(heads)
-    uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))
-    on_the_way = uneven or bool(in_flight(store, end))
-    if on_the_way and not release.before:
+    are_uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))
+    has_in_flight = are_uneven or bool(in_flight(store, end))
+    if has_in_flight and not release.before:
         raise Refused(
-            f"records are on the way between the stages of {release.app} at {end.ref}, so its tables are not those of "
+            f"records are in flight between the stages of {release.app} at {end.ref}, so its tables do not reflect "
             "all that it has read",
-            hint="--before FILE, the program that ran, has a clone work them off; or choose a moment without",
+            hint="add --before FILE, the old program, to process them in a clone; or choose another moment",
         )
     sinks = frozenset(name for head in end.stages.values() for name in head.sinks)
-    beside = bool(release.before) and (on_the_way or bool(sinks))
-    old = load_app(release.before, name=release.app) if beside else None
+    runs_old = bool(release.before) and (has_in_flight or bool(sinks))
+    old = load_app(release.before, name=release.app) if runs_old else None
     old_stages = _counterparts(old, release) if old is not None else ()
     return TrialPlan(release, start, end, ends, new, new_stages, old, old_stages, sinks)
 
@@ -112,63 +112,60 @@ def _check_free(store: ObjectStore, release: Release) -> None:
         is_like = info.origin is not None and info.origin.app == release.app
         raise Refused(
             f"app {info.name!r} exists already: --keep takes a name that no app has",
-            hint=f"if a trial that was interrupted left it: slackwater clone rm {info.name}" if is_like else "",
+            hint=f"if an interrupted trial left it: slackwater clone rm {info.name}" if is_like else "",
         )
 
 
 def _check_order(release: Release, start: Cut, end: Cut) -> None:
     for cut, ref in ((start, release.start), (end, release.end)):
         if cut.app != release.app:
-            raise Usage(f"{ref} is a moment of {cut.app}, and {release.app} is tried")
+            raise Usage(f"{ref} is a moment of {cut.app}; expected one of {release.app}")
     resets = {
-        f"{stage}@v{made.version}": name
+        f"{stage}@v{reset.version}": name
         for stage, head in end.stages.items()
         for name, read in head.inputs.items()
-        for made in read.resets
-        if made.version > start.versions.get(stage, 0)
+        for reset in read.resets
+        if reset.version > start.versions.get(stage, 0)
     }
     if resets:
         at, name = next(iter(resets.items()))
         raise Refused(
-            f"{name} was reset in between, by {at}: what {release.app} has read there is no one stretch of the topic",
-            hint=f"choose both moments before it, or both after: `slackwater log {release.app}` shows it",
+            f"{name} was reset in between, by {at}, so the input of {release.app} is not one continuous span of the "
+            "topic",
+            hint=f"choose both moments before the reset, or both after: see `slackwater log {release.app}`",
         )
-    if start.versions == end.versions or any(end.versions.get(each, 0) < at for each, at in start.versions.items()):
+    if start.versions == end.versions or any(end.versions.get(stage, 0) < at for stage, at in start.versions.items()):
         raise Usage(
-            f"{release.end} is not after {release.start}: expected a span in which {release.app} has read something",
-            hint=f"--from an earlier moment: `slackwater log {release.app}` shows what there is",
+            f"{release.end} is not after {release.start}: {release.app} read nothing between them",
+            hint=f"choose an earlier --from: see `slackwater log {release.app}`",
         )
 
 
 def _counterparts(old: App, release: Release) -> tuple[str, ...]:
-    """The stages of the program of before that run, for those that are tried. One that is new has none."""
+    """Return the stages of the old program that correspond to the tried ones; new stages have none."""
     former = {new: old for old, new in release.stages.items()}
     called = [former.get(name, name) for name in release.only]
     return up_to(old, [name for name in called if name in old.stages] or called)
 
 
 Ends = Mapping[str, tuple[int, ...]]
-"""How far users' topics are to be read, by topic and Kafka partition."""
+"""End offsets of users' topics, by topic and Kafka partition."""
 
 
 def in_all_to_read(cut: Cut, stages: Collection[str], ends: Ends) -> int | None:
-    """How many offsets these stages have to read of users' topics; None where one reads what has no end given."""
+    """Return the number of offsets that these stages have to read; None if an input has no end offset."""
     read = _inputs(cut, stages)
-    known = {*stages} <= cut.stages.keys() and all(one.topic in ends for one in read)
-    return sum(left(one, ends) for one in read) if known else None
+    has_ends = {*stages} <= cut.stages.keys() and all(source.topic in ends for source in read)
+    return sum(left(source, ends) for source in read) if has_ends else None
 
 
-def check_reached(cut: Cut, stages: Collection[str], ends: Ends, what: str) -> None:
-    """See that nothing is left to read of what has an end: else what differs would say nothing.
-
-    Raises `Refused`, which begins with `what` program it is.
-    """
-    short = [f"{more:,} of {one.topic}" for one in _inputs(cut, stages) if (more := left(one, ends))]
+def check_reached(cut: Cut, stages: Collection[str], ends: Ends, program: str) -> None:
+    """Raise `Refused` if the program stopped before its end offsets. The message begins with `program`."""
+    short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := left(source, ends))]
     if short:
         raise Refused(
-            f"{what} ended before it had read all that the app has read, so nothing is compared; left: "
-            f"{', '.join(short)}",
-            hint="the same command begins anew",
+            f"{program} stopped before it had read all input, so nothing is compared; unread: {', '.join(short)}",
+            hint="repeat the command",
         )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 

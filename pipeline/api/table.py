@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.durations import parse_ms
 from ...common.validation import finite, whole
 from ...errors import NotFound, Usage

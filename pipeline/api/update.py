@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Usage
 from ...state.kinds.kind import DueBy
 from ...state.kinds.update import Code, Function, Update

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Corruption, Gone, KeysForgotten, Refused
-from ...state.topics import TopicState, are_two, is_known
+from ...state.records import TopicState, are_two, is_known
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, common
 from ...store.archive.reading import Archives, TopicArchives

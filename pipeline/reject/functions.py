@@ -20,8 +20,7 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
-from ...state.culprit import Items
-from ...state.failing import RECORD, NoItems, failing, one_by_one
+from ...state.failing import RECORD, Items, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from ...errors import Refused, Unavailable
 from ...state.failing import RECORD
-from ...state.rejected_schema import REJECTED_RECORDS
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first
@@ -22,9 +21,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import PUT, arrow_schema
+from ...store.sst.schema import PUT, arrow_schema
 from ...store.versions.manifest import Manifest, SideTable
-from ...store.versions.side_tables import REJECTED
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ..api.stage import Stage
 from ..kafka.protocol import Headers, Kafka, NotTaken, Record
 

@@ -20,8 +20,7 @@ from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible
 from ...state.kinds.kind import key_of_table, kind_of
-from ...state.rejected_schema import REJECTED_RECORDS
-from ...state.topics import TopicState, merged, why_another
+from ...state.records import TopicState, merged, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import apps, history
@@ -29,15 +28,14 @@ from ...store.versions.amend import Amendment, amend
 from ...store.versions.column_types import Lineage
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
-from ...store.versions.side_tables import REJECTED
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ..api.app import App
 from ..api.stage import Stage
-from ..api.starting_offsets import EARLIEST
-from ..api.topic import Repartition, Topic
+from ..api.topic import EARLIEST, Repartition, Topic
 from ..batch.column_sources import joined
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
-from ..publish import prepare as sinks
+from ..publish import sinks
 from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
 
 

@@ -14,8 +14,17 @@ from ...common import instants
 from ...errors import AnotherTopic, Gone, Refused
 from ...snapshot.cut import in_flight, stored
 from ...snapshot.take import audit_log
-from ...state.records import windows
-from ...state.topics import NOT_KNOWN, TopicState, are_two, described, is_known, is_younger, merged, why_another
+from ...state.records import (
+    NOT_KNOWN,
+    TopicState,
+    are_two,
+    described,
+    is_known,
+    is_younger,
+    merged,
+    why_another,
+    windows,
+)
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest, Reset

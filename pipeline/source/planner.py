@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Unavailable
-from ...state.records import Position, sent
-from ...state.topics import TopicState, merged, why_another
+from ...state.records import Position, TopicState, merged, sent, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..kafka.patience import Patience
-from ..kafka.protocol import Kafka
+from ..kafka.protocol import Kafka, Patience
 
 _KAFKA_POLL_S = 0.1
 _REQUEST_POLL_S = 0.1

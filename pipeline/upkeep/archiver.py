@@ -17,8 +17,7 @@ import pyarrow as pa
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
-from ...state.records import ranges, stretches
-from ...state.topics import is_known
+from ...state.records import is_known, ranges, stretches
 from ...store.archive import index, merge
 from ...store.archive.extents import Extent, Extents, common, count, minus, union
 from ...store.archive.index import INDEXES, ArchiveIndex
@@ -31,7 +30,7 @@ from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
 from ..listener import ArchiveState, Listener
 from ..source.spool import InputSpool, Spooled
-from .prefetcher import lower_priority
+from .upkeep import lower_priority
 
 _log = logging.getLogger("slackwater")
 

@@ -22,7 +22,7 @@ from ...snapshot.bisect.verdict import Evaluation, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.query.clauses import understand
 from ...snapshot.query.sql import Bounds
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import forgotten
 from ...store.versions.manifest import Manifest
 from ..sql import Statements, here
 

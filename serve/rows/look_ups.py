@@ -21,7 +21,7 @@ from ...snapshot.query.columns import check_columns, hashed_key, hashed_keys, se
 from ...store.objects.memory import MemoryStore
 from ...store.read.multi_get import ReadAhead, multi_get
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import HASH, OP, SEQ
+from ...store.sst.schema import HASH, OP, SEQ
 from ...store.sst.writer import write
 from ...store.versions.manifest import Column, Table
 from .fresh import FreshMoment, TableAnswers

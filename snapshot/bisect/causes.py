@@ -22,7 +22,7 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import LookUps
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import arrow_schema
+from ...store.sst.schema import arrow_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Program
 from ...store.versions.side_tables import table_of, tables_of

@@ -22,8 +22,8 @@ from ...errors import Corruption, Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import alike, from_files, quoted
-from ...store.sst.showable import showable
-from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
+from ...store.sst.arrow_types import showable
+from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import owner, table_of

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused, Usage
 from ...state.kinds.kind import kind_of
-from ...store.compaction.rewrite import rewritten
+from ...store.compaction.merge import rewritten
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.copier import Copier
 from ...store.sst.arrow_types import to_arrow
-from ...store.sst.types import visible_columns
+from ...store.sst.schema import visible_columns
 from ...store.versions import keys
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Sst

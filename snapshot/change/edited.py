@@ -28,7 +28,7 @@ from ...store.read.duckdb_view import quoted
 from ...store.read.multi_get import LookUps
 from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ...store.sst.types import DUE, HASH, arrow_schema
+from ...store.sst.schema import DUE, HASH, arrow_schema
 from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges
@@ -51,7 +51,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
 
     Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
     or column; and `Refused` if two rows would have the same key, if the table has values that SQL cannot
-    represent (`sst.showable`), or if a new row would have null in its key.
+    represent (`arrow_types.showable`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables

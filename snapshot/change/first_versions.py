@@ -19,7 +19,7 @@ from ...store.versions import apps, history, keys, limits, notes
 from ...store.versions.amend import begin
 from ...store.versions.apps import Cloning
 from ...store.versions.commit import carried, without_snapshots
-from ...store.versions.forgotten.index import added
+from ...store.versions.forgotten import added
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
 from ..cut.graph import Channel, Cut, order, readers
 from ..cut.in_flight import InFlight, channel_state

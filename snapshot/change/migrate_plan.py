@@ -11,7 +11,7 @@ from ...state.fits import ColumnChange, Declared, DeclaredStage, fit_inputs, fit
 from ...state.kinds.kind import kind_of
 from ...state.records import unread
 from ...store.sst.arrow_types import schema_of
-from ...store.sst.evolution import fits
+from ...store.sst.schema import fits
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Ttl
 from ..cut.graph import order

@@ -19,10 +19,10 @@ from ulid import ULID
 from ...errors import Refused
 from ...state import records
 from ...state.kinds.kind import kind_of
-from ...state.topics import NOT_KNOWN
+from ...state.records import NOT_KNOWN
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
 from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind, Table

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ...state.topics import TopicState
+from ...state.records import TopicState
 from ...store.versions.keys import check_topic
 from .in_flight import InFlight
 from .replicas import Anchor

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
-from ...state.records import ranges, stretches
-from ...state.topics import are_two
+from ...state.records import are_two, ranges, stretches
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest

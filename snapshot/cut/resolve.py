@@ -9,8 +9,7 @@ from typing import TypeVar
 from ...common import instants
 from ...errors import Corruption, MomentGone, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, horizon
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import forgotten, history, horizon
 from ...store.versions.manifest import Manifest
 from .graph import Cut
 from .line import newest_first
@@ -93,7 +92,7 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
     Forgetting keys replaces objects, so names that `read` had may be outdated. Raises the errors of `read`.
     """
     while True:
-        known_number = forgotten.peek(store, app).number
+        known_number = forgotten.cached(store, app, at_least=None).number
         try:
             return read()
         except SlackwaterError:
@@ -103,7 +102,7 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
 
 def as_known(store: ObjectStore, cut: Cut) -> Cut:
     """Return an older cut with replaced SSTs after a forget, as far as this process knows; usually the same object."""
-    index = forgotten.peek(store, cut.app)
+    index = forgotten.cached(store, cut.app, at_least=None)
     stages = {stage: index.of(manifest) for stage, manifest in cut.stages.items()}
     if all(stages[stage] is manifest for stage, manifest in cut.stages.items()):
         return cut

@@ -13,10 +13,9 @@ from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, checks, column_types, history, keys, limits, notes
+from ...store.versions import apps, checks, column_types, forgotten, history, keys, limits, notes
 from ...store.versions.checks import Wrong
-from ...store.versions.forgotten import index as forgotten
-from ...store.versions.forgotten.index import ForgottenIndex, added
+from ...store.versions.forgotten import ForgottenIndex, added
 from ...store.versions.notes import Notes
 from .graph import Cut
 from .in_flight import InFlight
@@ -219,7 +218,7 @@ def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> It
     """Yield the snapshots with the current objects of their in-flight records, after a forget."""
     # Only snapshots with captured records need the newest index.
     is_known = not any(snapshot.channels for snapshot in snapshots)
-    index = forgotten.known(store, app) if is_known else forgotten.newest(store, app)
+    index = forgotten.cached(store, app) if is_known else forgotten.newest(store, app)
     for snapshot in snapshots:
         edited_ms = index.snapshots.get(snapshot.name, 0)
         if edited_ms < snapshot.completed_ms:

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.range_reads import at_once
+from ...store.read.fetch import at_once
 from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ...store.sst.types import EXPIRES, HASH, SEQ, arrow_schema
+from ...store.sst.schema import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import SideManifest, stage_of, table_name, table_of

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.read.duckdb_view import quoted
+from ...store.sst.arrow_types import showable
 from ...store.sst.hashing import digests
-from ...store.sst.showable import showable
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]

@@ -15,10 +15,10 @@ from typing import Literal
 import pyarrow as pa
 
 from ...errors import NotFound
+from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
-from ...store.read.range_reads import at_once
+from ...store.read.fetch import at_once
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
 from ...store.versions import history

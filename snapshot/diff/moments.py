@@ -16,10 +16,9 @@ from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import to_arrow
-from ...store.sst.key_share import SHARES, KeyShare
-from ...store.sst.showable import showable
-from ...store.sst.types import arrow_schema, shape
+from ...store.sst.arrow_types import showable, to_arrow
+from ...store.sst.hashing import SHARES, KeyShare
+from ...store.sst.schema import arrow_schema, shape
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut

@@ -14,18 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.remote_sst import SMALL_BYTES, Part, RangedSst
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.expiry import expired
-from ...store.sst.hashing import same_keys, sort_keys
-from ...store.sst.key_share import KeyShare
+from ...store.sst.hashing import KeyShare, same_keys, sort_keys
+from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired
 from ...store.sst.sorted_runs import overlapping
-from ...store.sst.types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 

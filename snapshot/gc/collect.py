@@ -20,8 +20,7 @@ from itertools import chain
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.many import do_all
 from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
-from ...store.versions import horizon
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import forgotten, horizon
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots
 from ..take.audit_log import record

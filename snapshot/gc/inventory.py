@@ -22,8 +22,7 @@ from ...common import instants
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, history, horizon, keys, limits, published
-from ...store.versions.forgotten import index as forgotten
+from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ...common import instants
 from ...errors import Corruption, NotFound, SlackwaterError, Usage
-from ...state.topics import is_known
+from ...state.records import is_known
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent, Extents, common, minus, union
 from ...store.archive.objects import opened
@@ -27,8 +27,7 @@ from ...store.archive.reading import Archive, Archives
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import schema_of
-from ...store.sst.showable import showable
+from ...store.sst.arrow_types import schema_of, showable
 from ...store.versions import keys
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import columns_of
@@ -306,7 +305,7 @@ class _Asked:
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables named in a statement that have values which SQL shows as different ones (`sst.showable`)."""
+    """Return the tables named in a statement whose values SQL shows as others (`arrow_types.showable`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())
@@ -316,7 +315,7 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     """Return rows as a DuckDB relation with its own connection, which is closed with the relation.
 
     SQL on the relation can neither read nor write files. Values that SQL cannot represent are converted
-    (`sst.showable`).
+    (`arrow_types.showable`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
     return con.from_arrow(showable(rows))

@@ -22,7 +22,7 @@ from ...common.durations import parse_ms
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.duckdb_view import quoted
-from ...store.read.range_reads import at_once
+from ...store.read.fetch import at_once
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Former, Manifest, Table
 from ...store.versions.side_tables import owner

@@ -18,15 +18,15 @@ import pyarrow.compute as pc
 
 from ...errors import NotFound, Usage
 from ...store.compaction.merge import merged_rows
+from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Reads
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from ...store.read.remote_sst import SMALL_BYTES
 from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
+from ...store.sst.schema import HASH, arrow_schema, visible_columns
 from ...store.sst.sorted_runs import bounds, of_hash, overlapping, part_within
-from ...store.sst.types import HASH, arrow_schema, visible_columns
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import having

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ...common.validation import nearest
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, python_rows
-from ...store.sst.types import arrow_schema
+from ...store.sst.schema import arrow_schema
 from ...store.versions.manifest import Table, is_internal
 from .clauses import bare
 from .sql import empty_database

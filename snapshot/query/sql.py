@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ...errors import NotFound, SlackwaterError, TooMuch, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read import duckdb_versions, duckdb_view
+from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
@@ -369,7 +369,7 @@ def register(
         columns = (*visible_schema(other.table), *(numbers if is_numbered else ()))
         con.register(hidden_view, pa.schema(columns).empty_table())
     elif is_numbered:
-        files = duckdb_versions.register(con, hidden_view, store, cache, manifests)
+        files = duckdb_view.register_versions(con, hidden_view, store, cache, manifests)
     else:
         files = duckdb_view.register(con, hidden_view, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
     view = f"{quoted(schema)}.{quoted(name)}"

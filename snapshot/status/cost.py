@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from msgspec.structs import astuple
 
 from ...common.durations import HOUR_MS
+from ...store.objects.counting import Prices, Stats, monthly_cost
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.stats import Prices, Stats, monthly_cost
 from ...store.versions import apps, history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts

@@ -11,8 +11,7 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Corruption, Refused, SlackwaterError
-from ...state.records import ranges, stretches, unread
-from ...state.topics import are_two
+from ...state.records import are_two, ranges, stretches, unread
 from ...store.archive import index
 from ...store.archive.extents import count
 from ...store.archive.index import ArchiveIndex

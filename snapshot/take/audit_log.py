@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.validation import nearest
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore

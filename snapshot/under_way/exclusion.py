@@ -176,7 +176,7 @@ def _edit(store: ObjectStore, app: str) -> Sign | None:
 
 
 def _forgetting(store: ObjectStore, app: str) -> Sign | None:
-    if (note := forgetting.find(store, app)) is None:
+    if (note := forgetting(store, app)) is None:
         return None
     hint = (
         "wait until it is done; if it was interrupted, `slackwater forget` with the same keys finishes it, and "

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, NotFound, Refused, SlackwaterError, Unavailable
-from ...state.topics import TopicState, are_two, why_another
+from ...state.records import TopicState, are_two, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

@@ -12,7 +12,7 @@ import numpy as np
 from ...chandy_lamport import global_state as protocol
 from ...chandy_lamport.events import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
-from ...store.versions.forgotten.index import added
+from ...store.versions.forgotten import added
 from ..cut.graph import Cut
 from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured

@@ -16,10 +16,9 @@ from ...store.read.decode import check_shape, decode, read_groups
 from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.bloom import chunks_in, may_have
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
-from ...store.sst.parquet_pages import MALFORMED
-from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
+from ...store.sst.parquet_index import MALFORMED, chunks_in, may_have
+from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
 from .report import Verified, noted
 

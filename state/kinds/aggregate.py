@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import BadRecord, Usage
 from ...store.sst.arrow_types import python_rows
 from ...store.versions.manifest import is_internal

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...common.durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import digests
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
 from .kind import BatchMoment, Bound, Groups, Kind, Merged, check_value_names, field_of, input_of

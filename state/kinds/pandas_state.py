@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from .. import multi_input
 from .kind import (
     NO_MOMENT,

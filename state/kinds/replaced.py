@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from ...store.sst.types import DUE, arrow_schema
+from ...store.sst.schema import DUE, arrow_schema
 from ...store.versions.manifest import Table
 from .due import BoundDue
 from .kind import Bound, Groups, Merged, kind_of

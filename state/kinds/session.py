@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from msgspec.structs import force_setattr
 
 from ...errors import Refused, Usage
-from ...store.sst.types import DUE
+from ...store.sst.schema import DUE
 from ...store.versions.manifest import is_internal
 from .aggregate import BoundAggregates, NoRoom
 from .kind import BatchMoment, Bound, Groups, Kind, Merged, as_kind

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...common.argument_types import checked
+from ...common.arguments import checked
 from ...errors import Usage
 from ...store.sst.hashing import digests
 from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only

@@ -118,10 +118,6 @@ class ArchiveIndex(Struct, frozen=True):
         )
         return extents.minus(required, (*self.covered, *self.thinned))
 
-    def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Return the offsets of a range that cannot be read from the archive."""
-        return extents.minus((extents.Extent(partition, first, end),), self.covered)
-
 
 INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda index: index.number, app=lambda index: index.prefix)
 """Indexes of an archive, by number; the archive is given by its prefix."""

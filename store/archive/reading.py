@@ -29,10 +29,6 @@ class Archive:
     """The object that was read last."""
     _of: str = field(default="", init=False, repr=False)
 
-    def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Return the offsets of a range that cannot be read from the archive."""
-        return self.index.lacks(partition, first, end)
-
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         """Yield the archived records of a range of offsets, ascending, in tables of these columns of `columns.SCHEMA`.
 

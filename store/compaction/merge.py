@@ -1,28 +1,31 @@
 """Running a compaction out of core: inputs are read, merged and written one slice of the hash range at a time.
 
 Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is written as
-several SSTs with disjoint hash ranges.
+several SSTs with disjoint hash ranges. Also rewriting a single SST with other values, or without some rows: order and
+`_seq` are kept.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
+from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Reads
 from ..read.cache import SstCache
-from ..read.decode import Block
+from ..read.decode import Block, check_shape, decode
+from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
-from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
+from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, expired, sst_schema
 from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
-from ..sst.types import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
 from .plan import Compaction, Done
@@ -64,9 +67,7 @@ def run(
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
-    to_read = compaction.inputs
-    if compaction.drops_tombstones and compaction.clock_ms is not None:
-        to_read = without_expired_suffix(to_read, compaction.partitions, compaction.clock_ms)
+    to_read = _to_read(compaction)
     if not to_read:
         return Done(compaction, ())
     began_s = time.monotonic()
@@ -77,28 +78,20 @@ def run(
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
     ) -> tuple[Sst, ...]:
-        def finish(writer: SstWriter) -> Sst:
-            return writer.put(store, app=app, stage=stage, partition=partition, level=level, cache=cache)
-
+        finish = partial(
+            SstWriter.put, store=store, app=app, stage=stage, partition=partition, level=level, cache=cache
+        )
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         drop = compaction.drops_tombstones and partition == compaction.partition
         for intervals, parts in _read(store, cache, inputs, table, window, slots, interval_rows):
-            if time.monotonic() - began_s > _LONGEST_S:
-                raise Refused(
-                    f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
-                    f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
-                    "could delete their result before it is committed",
-                    hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
-                )
+            _check_time(compaction, began_s)
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
-            highs = np.array([interval.high for interval in intervals])
-            ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
-            for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
+            for interval, part in _by_interval(rows, intervals):
                 # One slice may fill many small SSTs, each with a put.
                 if stop():
                     raise Stopped
-                if start < end:
-                    rolling.append(rows.slice(start, end - start))
+                if part.num_rows:
+                    rolling.append(part)
                 if interval.ends_slot:
                     rolling.end_slot(guard=interval.high + 1 in compaction.guards)
                 else:
@@ -111,9 +104,26 @@ def run(
         for other in touched(sst, compaction.partitions):
             if other != compaction.partition:
                 # Only cut, not merged: it keeps its place among the runs and its level.
-                window = bounds(other, compaction.partitions)
-                outputs += write((sst,), other, sst.level, window, compaction.partitions)
+                outputs += write((sst,), other, sst.level, bounds(other, compaction.partitions), compaction.partitions)
     return Done(compaction, outputs)
+
+
+def _to_read(compaction: Compaction) -> tuple[Sst, ...]:
+    """Return the inputs without the oldest ones whose rows are all expired."""
+    if compaction.drops_tombstones and compaction.clock_ms is not None:
+        return without_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
+    return compaction.inputs
+
+
+def _check_time(compaction: Compaction, began_s: float) -> None:
+    """Raise `Refused` if the merge takes too long."""
+    if time.monotonic() - began_s > _LONGEST_S:
+        raise Refused(
+            f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+            f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
+            "could delete their result before it is committed",
+            hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
+        )
 
 
 def merged_rows(
@@ -249,6 +259,14 @@ class _Interval:
     """Approximate rows of all inputs in the interval."""
 
 
+def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
+    """Yield the intervals of a slice, each with its rows."""
+    highs = np.array([interval.high for interval in intervals])
+    ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
+    for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
+        yield interval, rows.slice(start, end - start)
+
+
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
     """Yield the intervals of the window: cut at slot bounds, and within slots at about `interval_rows` rows."""
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
@@ -339,3 +357,64 @@ class _RollingWriter:
             self._done.append(self._finish(self._writer))
         self._writer = None
         self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot
+
+
+def rewritten(
+    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, change: Callable[[pa.Table], pa.Table]
+) -> SstWriter:
+    """Encode an SST with the rows of this one after `change`, which gets batches with the table's current columns.
+
+    Puts nothing into the store; the input is cached. Raises what `change` raises, `Corruption` if the SST is missing or
+    damaged, and `Unavailable`.
+    """
+    return _encoded(table, cache.open(store, sst, table).blocks, change)
+
+
+Chosen = Callable[[Block], npt.NDArray[np.bool_]]
+"""Function that returns a mask of the chosen rows of a block."""
+
+
+def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
+    """Encode an SST with the rows of this one except the chosen rows.
+
+    Puts nothing into the store, and may have no rows. Caches nothing. `table` is that of the oldest version that names
+    the SST: later versions can read its columns. Raises `Corruption` if the SST is missing or damaged, and
+    `Unavailable`.
+    """
+    return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
+
+
+def _encoded(
+    table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
+) -> SstWriter:
+    """Encode the rows of an SST's blocks, changed, in batches, without the chosen rows."""
+    writer, schema = SstWriter(table), sst_schema(table)
+    for block in blocks:
+        count = block.stored.num_rows
+        keep = pa.array(~chosen(block)) if chosen is not None else None
+        # SSTs from before the table got a ttl lack `_expires_at`.
+        stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
+        for start in range(0, count, ROW_GROUP_ROWS):
+            rows = pa.Table.from_batches([block.rows(stored, start, min(ROW_GROUP_ROWS, count - start))])
+            rows = completed(rows, schema)
+            rows = rows if keep is None else rows.filter(keep.slice(start, rows.num_rows))
+            writer.append(change(rows).cast(schema))
+    return writer
+
+
+def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
+    """Yield all rows of an SST, checked and not cached."""
+    for rows in decode(fetch(store, sst), sst, table):
+        yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
+
+
+def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:
+    """Return a function that chooses the rows of these keys, in look-up form, with their ascending hashes."""
+
+    def chosen(block: Block) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(block.stored.num_rows, np.bool_)
+        for _, at, _, same in block.match(hashes, keys, np.arange(len(hashes)), [HASH, *keys.schema.names]):
+            mask[at[same]] = True
+        return mask
+
+    return chosen

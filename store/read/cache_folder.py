@@ -23,10 +23,9 @@ from uuid import uuid4
 import pyarrow as pa
 import xxhash
 
-from ..sst.evolution import Reading
+from ..sst.schema import Reading
 from ..versions.manifest import Sst, Table
-from .cells import Cells
-from .decode import Block, check_shape
+from .decode import Block, Cells, check_shape
 from .fetch import corrupt, file_name
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ during interpreter shutdown is ended inside a C++ destructor, and with it the pr
 active exception"). Reading by batches keeps the parts in the caller, and the pool only works on them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..sst.evolution import Reading, reading
+from ..sst.arrow_types import python_value
 from ..sst.hashing import same_keys
-from ..sst.types import HASH
+from ..sst.schema import EXPIRES, HASH, Reading, reading
 from ..versions.manifest import Sst, Table
 from .fetch import corrupt
 
@@ -155,3 +155,49 @@ def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[s
     batches = file.iter_batches(batch_size=max(rows, 1), row_groups=list(groups), columns=columns and list(columns))
     schema = file.schema_arrow
     return pa.Table.from_batches(batches, schema if columns is None else pa.schema([schema.field(c) for c in columns]))
+
+
+class Cells(dict[str, Callable[[int], object]]):
+    """Accessors by column name, of the table or of SSTs; each returns the value in a row. Created on first use.
+
+    The values are converted like those of `arrow_types.python_rows`. Threads may share it.
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self._block = block
+        self.hashes = block.hashes.data
+        """The rows' `_hash`, ascending."""
+        self.find = block.hashes.searchsorted
+        """Function that returns the position of a hash, or its insertion point."""
+        self.may_expire = EXPIRES in block.stored.schema.names
+
+    def __missing__(self, name: str) -> Callable[[int], object]:
+        accessor = self[name] = self._column(name)
+        return accessor
+
+    def _column(self, name: str) -> Callable[[int], object]:
+        block = self._block
+        source = block.reading.sources.get(name) if block.reading is not None else None
+        if source is None:
+            return _values(block.stored.column(name))
+        if source.name is None:
+            default = python_value(source.default)
+            return lambda _at: default
+        column, kind = block.stored.column(source.name), source.type
+        if source.stored == kind:
+            return _values(column)
+        return lambda at: python_value(column.slice(at, 1).cast(kind)[0])
+
+
+def _values(column: pa.Array) -> Callable[[int], object]:
+    types, kind = pa.types, column.type
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
+    if is_number and not column.null_count:
+        # Costs a tenth of an Arrow scalar.
+        return np.asarray(column).data.__getitem__
+    if types.is_string(kind) and not column.null_count and (data := column.buffers()[2]) is not None:
+        ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4).data
+        text = memoryview(data)
+        return lambda at: str(text[ends[at] : ends[at + 1]], "utf-8", "backslashreplace")
+    return lambda at: python_value(column[at])

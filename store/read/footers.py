@@ -11,26 +11,25 @@ import pyarrow.parquet as pq
 import xxhash
 from cachetools import LRUCache
 
+from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Reads
-from ..sst.bloom import CHUNK_BYTES, bits_of
-from ..sst.evolution import Reading
-from ..sst.parquet_pages import (
+from ..sst.parquet_index import (
+    CHUNK_BYTES,
     MALFORMED,
     ColumnIndex,
     FileMetaData,
     OffsetIndex,
     RowGroup,
+    bits_of,
     bounds,
     decoded,
     index_ranges,
 )
-from ..sst.types import HASH
+from ..sst.schema import HASH, Reading
 from ..sst.writer import ROW_GROUP_ROWS, page_rows
 from ..versions.manifest import Sst, Table
 from .decode import check_shape
-from .fetch import corrupt, file_name
-from .range_reads import RangeReader, read_all
+from .fetch import RangeReader, corrupt, file_name, read_all
 
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4

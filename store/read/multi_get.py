@@ -19,17 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Reads
-from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
-from ..sst.types import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
+from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped
 from .decode import Block
+from .fetch import at_once
 from .footers import fetch_tails
-from .range_reads import at_once
 from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 

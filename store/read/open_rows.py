@@ -7,11 +7,11 @@ a look-up costs about 300 µs and each further key 1 µs; here each key costs ab
 
 from collections.abc import Collection, Iterable, Sequence
 
+from ..sst.schema import EXPIRES, OP, TOMBSTONE
 from ..sst.sorted_runs import of_hash, touched
-from ..sst.types import EXPIRES, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache_folder import Mapped
-from .cells import Cells
+from .decode import Cells
 
 
 class OpenRows:

@@ -17,17 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Reads
-from ..sst.bloom import chunks_of, may_have
-from ..sst.parquet_pages import HIGHEST, LOWEST, MALFORMED, file_of_pages
-from ..sst.types import HASH
+from ..sst.parquet_index import HIGHEST, LOWEST, MALFORMED, chunks_of, file_of_pages, may_have
+from ..sst.schema import HASH
 from ..sst.writer import PAGE_ROWS
 from ..versions.manifest import Sst, Table
 from .decode import Block, read_groups
-from .fetch import corrupt
+from .fetch import Pieces, RangeReader, corrupt, read_all
 from .footers import Located, footer_of
-from .range_reads import Pieces, RangeReader, read_all
 
 _KEYS_A_PAGE = 16
 """Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
+from ..sst.schema import HASH, OP, TOMBSTONE
 from ..sst.sorted_runs import newer_than
-from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import BLOCK_ROWS, Block, check_shape

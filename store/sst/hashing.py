@@ -5,9 +5,14 @@ Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala
 hash is the seed of the next column, and NULL keeps the seed. A struct is hashed field by field; a NULL struct keeps the
 seed, as NULL fields do. Two structs are the same key if all fields are; NULL and a struct of NULLs are different keys,
 although they share their hash.
+
+A `KeyShare` is a sample of keys by hash: the same keys in a table, in its input, and in Spark.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from struct import Struct
 from typing import Any
@@ -283,3 +288,23 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     offsets = np.zeros(len(halves) + 1, np.int64)
     np.cumsum(16 - drop, out=offsets[1:])
     return big_endian[np.arange(16) >= drop[:, None]], offsets
+
+
+SHARES = 10_000
+"""Granularity of shares: the smallest is 1 / `SHARES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShare:
+    """The rows whose `xxhash64(columns)`, modulo `SHARES`, is below `parts`."""
+
+    columns: tuple[str, ...]
+    parts: int
+
+    def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the hashes of the columns that are in the share."""
+        return np.mod(hashes, SHARES) < self.parts
+
+    def of_rows(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return a mask of the rows that are in the share; the rows have the columns."""
+        return self.of_hashes(hash_keys(rows, self.columns))

@@ -26,12 +26,10 @@ from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
-from .arrow_types import python_rows
-from .bloom import CHUNK_BYTES, FALSE_POSITIVES, bits_of
+from .arrow_types import all_showable, python_rows
 from .hashing import normalise_keys, partition_of, sort_keys
-from .parquet_pages import FileMetaData, decoded, index_ranges
-from .showable import all_showable
-from .types import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
+from .parquet_index import CHUNK_BYTES, FALSE_POSITIVES, FileMetaData, bits_of, decoded, index_ranges
+from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 131_072
 """Most rows of a row group; smaller groups make the footer longer, which each cold look-up reads."""

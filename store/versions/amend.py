@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import CommitConflict, Fenced
+from ..objects.counting import Stats
 from ..objects.protocol import ObjectStore
-from ..objects.stats import Stats
 from . import commit, history, horizon, keys
 from .kinds import KINDS, VersionKind
 from .manifest import Manifest

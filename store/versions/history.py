@@ -18,9 +18,9 @@ from cachetools import LRUCache
 
 from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
-from . import apps, codec, horizon, keys
-from .forgotten import index as forgotten
+from . import apps, codec, forgotten, horizon, keys
 from .manifest import Manifest
+from .side_tables import all_ssts
 
 _PAGE = 1000
 """Keys in one page of an S3 listing."""
@@ -83,13 +83,18 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        return forgotten.resolved(store, manifest or read_stored(store, app, stage, version))
+        return _current(store, manifest or read_stored(store, app, stage, version))
     return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     """Read one version from storage. Raises `ObjectNotFound`, `Corruption` and `Unavailable`."""
-    return forgotten.resolved(store, read_stored(store, app, stage, version))
+    return _current(store, read_stored(store, app, stage, version))
+
+
+def _current(store: ObjectStore, manifest: Manifest) -> Manifest:
+    """Return a version with the SSTs that replaced those with forgotten keys. Raises `Corruption` and `Unavailable`."""
+    return forgotten.cached(store, manifest.app, manifest.forgotten).of(manifest) if all_ssts(manifest) else manifest
 
 
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:

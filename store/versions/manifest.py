@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from ..objects.stats import Stats
+from ..objects.counting import Stats
 from . import limits
 from .column_types import Lineage
 from .kinds import KINDS, Traits, VersionKind
@@ -85,7 +85,7 @@ class Table(Struct, frozen=True):
     compaction: Policy = Policy()
     """Policy that the last claiming program declared."""
     schema: limits.Seq = 0
-    """Number of changes of its columns. Older SSTs are read through `sst.evolution`."""
+    """Number of changes of its columns. Older SSTs are read through `sst.schema`."""
     next_id: limits.Seq = 0
     """Id of the next added column; ids are never reused. 0 in a table that was never migrated."""
 
@@ -140,7 +140,7 @@ class Sst(Struct, frozen=True):
     """Least of these times, milliseconds since 1970 UTC; 0 if no row expires."""
     expires_max: limits.SpanMs = 0
     unshowable: bool = False
-    """True if it has values that SQL cannot represent (`sst.showable`)."""
+    """True if it has values that SQL cannot represent (`arrow_types.showable`)."""
 
 
 class Reset(Struct, frozen=True):
@@ -176,7 +176,7 @@ class Input(Struct, frozen=True):
     resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
     """For a user's topic: all resets up to this version, oldest first, which split what was read into ranges."""
     topic_id: limits.Line = ""
-    """Kafka's topic id, as in `state.topics`, here and in outputs and sinks; empty if unknown."""
+    """Kafka's topic id, as in `state.records`, here and in outputs and sinks; empty if unknown."""
 
     @property
     def passed(self) -> tuple[int, ...]:
@@ -437,7 +437,7 @@ class Manifest(Struct, frozen=True):
     promotion: Promotion | None = None
     """Newest promotion of the stage; None if the app never took part in one."""
     forgotten: limits.Seq = 0
-    """Number of the app's index of forgotten keys (`forgotten.index`) that the version includes, 0 for none. A reader
+    """Number of the app's index of forgotten keys (`forgotten`) that the version includes, 0 for none. A reader
     with an older cached index reads the index first."""
     attached: Followed | None = None
     """Progress of the followed query; None for a stage whose tables are not a query's state."""

@@ -13,7 +13,7 @@ import pytest
 from slackwater.cli import main
 from slackwater.errors import Refused, Unavailable
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.kafka import channels, failover  # noqa: F401  it has a subclass of what tests replace
+from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests

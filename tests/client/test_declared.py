@@ -9,7 +9,7 @@ from slackwater.client.app import StoredApp
 from slackwater.client.declared.questions import DiffOptions, SearchOptions, WrongOptions
 from slackwater.client.moment import Moment
 from slackwater.client.remote import ServedApp, ServedMoment
-from slackwater.common.parameters import parameters_of
+from slackwater.common.arguments import parameters_of
 from slackwater.serve import web  # noqa: F401  declares its routes
 from slackwater.serve.agents import tools  # noqa: F401  declares them
 from slackwater.serve.agents.declared import TOOLS

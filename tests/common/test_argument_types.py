@@ -15,7 +15,7 @@ from slackwater.client.app import StoredApp
 from slackwater.client.client import Client
 from slackwater.client.moment import Moment
 from slackwater.client.when import in_words
-from slackwater.common.argument_types import _hints, checked, checked_methods
+from slackwater.common.arguments import _hints, checked, checked_methods
 from slackwater.errors import Usage
 from slackwater.snapshot.cut.refs import AtTime, Latest, parse
 

@@ -10,7 +10,7 @@ from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.sst.types import EXPIRES
+from slackwater.store.sst.schema import EXPIRES
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
 

@@ -14,10 +14,10 @@ from slackwater.store.compaction import plan
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read import duckdb_versions, duckdb_view
+from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.sst.types import sst_schema
+from slackwater.store.sst.schema import sst_schema
 from slackwater.store.versions.manifest import Column, Manifest, Table, Ttl
 
 from tests.support.state_rows import AS_ALWAYS, columns, manifest_of, rows_of_open, write_version
@@ -205,7 +205,7 @@ class Evolving:
         if not any(manifest.ssts for manifest in manifests) or (last := manifests[-1].table) is None:
             return
         with duckdb.connect() as con:
-            duckdb_versions.register(con, "t", self.store, self.cache, manifests)
+            duckdb_view.register_versions(con, "t", self.store, self.cache, manifests)
             for manifest, rows in self.manifests:
                 assert manifest.table is not None
                 found = con.sql(f"FROM t WHERE _version = {manifest.version} ORDER BY k").to_arrow_table()

@@ -7,7 +7,7 @@ from slackwater.snapshot.cut.moments import newest_cut, stages_of
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
-from slackwater.state.topics import TopicState
+from slackwater.state.records import TopicState
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest

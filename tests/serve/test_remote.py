@@ -177,6 +177,6 @@ def test_what_only_the_store_has_says_so(
     assert has - has_here == remote.absent
     assert has_here - has == more | {"absent"}
     for name in remote.absent:
-        with pytest.raises(Refused, match=f"{name} works on the store itself"):
+        with pytest.raises(Refused, match=f"{name} needs the store itself"):
             getattr(remote, name)
     assert not hasattr(remote, "no_such_method")

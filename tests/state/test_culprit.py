@@ -6,7 +6,7 @@ from math import ceil, log2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.state.culprit import Items, TooMany, culprits, first_turn, last_turn, smallest, turning_point
+from slackwater.state.failing import Items, TooMany, culprits, first_turn, last_turn, smallest, turning_point
 
 
 class Trials:

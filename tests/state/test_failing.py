@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Unavailable
 from slackwater.pipeline.api.update import update
-from slackwater.state.culprit import Items
 from slackwater.state.failing import (
     RECORD,
     Failure,
+    Items,
     NoItems,
     StateFailed,
     StateFailure,
@@ -29,8 +29,8 @@ from slackwater.state.kinds.aggregate import aggregate, mean
 from slackwater.state.kinds.aggregate import sum as sum_of
 from slackwater.state.kinds.update import Function as Update
 from slackwater.state.step import Step, group
+from slackwater.store.objects.counting import Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import LookUps
 from slackwater.store.sst.hashing import hash_keys

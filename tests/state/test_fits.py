@@ -15,7 +15,7 @@ from slackwater.state.kinds.kind import Kind, kind_of
 from slackwater.state.kinds.session import Sessions
 from slackwater.state.kinds.update import Update
 from slackwater.store.sst.arrow_types import to_arrow
-from slackwater.store.sst.evolution import default_of
+from slackwater.store.sst.schema import default_of
 from slackwater.store.versions.manifest import Column, Table, Ttl
 
 AGGREGATES = Table(

@@ -24,7 +24,7 @@ from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.query.log import Remaining, RemainingOf
-from slackwater.state.topics import TopicState, are_two
+from slackwater.state.records import TopicState, are_two
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -32,7 +32,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
+from slackwater.store.sst.schema import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table, VersionKind

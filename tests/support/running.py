@@ -23,11 +23,10 @@ import pyarrow as pa
 import slackwater as sw
 from confluent_kafka import Producer
 from slackwater.cli import main
-from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
-from slackwater.pipeline.listener import Callbacks, Listener
+from slackwater.pipeline.listener import BatchReport, Callbacks, Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run

@@ -1,6 +1,6 @@
-"""What is behind a bad commit beside one record: one file for each class that takes a replay to be proved.
+"""Causes of a bad commit other than a single record, for the classes that need a replay as proof; one file each.
 
-A class is asked by an assumption: without a record, with another program, with no row late. Where the batch is good
-then, the assumption names the cause. `snapshot/bisect/causes.py` declares the classes; those that the store alone
-tells are in `snapshot.bisect`.
+Each class is tested by an assumption: without a record, with another program, with no late rows. If the batch is good
+under the assumption, the assumption names the cause. `snapshot/bisect/causes.py` declares the classes; those that the
+store alone can prove are in `snapshot.bisect`.
 """

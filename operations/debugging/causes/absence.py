@@ -1,4 +1,4 @@
-"""A record that did not come: bad keys that no record of the batch made bad, but what they are compared with."""
+"""A missing record: keys that turned bad although no record of the batch changed them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from ....snapshot.bisect.verdict import Guilty
 from .bad_commit import BadCommit, number_of
 
 FOLLOWING = 2
-"""Batches after the bad one that are replayed without a record, to see whether it goes bad all the same."""
+"""Batches after the bad one to replay without the suspected record, to test if they turn bad too."""
 
 
 def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
-    """The cause that no record of the bad keys came; None where the record that was found is behind it.
+    """Return the cause that a record for the bad keys is missing; None if the suspected record caused the change.
 
-    A record of another key is: where the batch, and those after it, are good without it. Raises as a replay does.
+    A record of another key is the cause if the batch, and the batches after it, are good without that record. Raises as
+    a replay does.
     """
     if guilty.message is None:
         return None
-    of = untouched or _not_touched(bad, guilty)
-    if of is None:
+    untouched_keys = untouched or _untouched_keys(bad, guilty)
+    if untouched_keys is None:
         return None
     store, verdict = bad.program.store, bad.verdict
     without = bad.without(guilty.message.address)
     if bad.bad_with(without):
-        how = "; without the record of another key that turned it bad first, others of the batch turn it bad"
-        return absence(store, verdict, of, proved=True, how=how)
+        details = (
+            "; a record of another key turned it bad first, but without that record, others in the batch turn it bad"
+        )
+        return absence(store, verdict, untouched_keys, proved=True, how=details)
     turns_bad, batches = bad.turns_bad_after(without, FOLLOWING)
     if turns_bad:
-        how = "; without the record of another key that turned it bad first, the next batches do"
-        return absence(store, verdict, of, proved=True, how=how)
+        details = "; a record of another key turned it bad first, but without that record, the next batches turn it bad"
+        return absence(store, verdict, untouched_keys, proved=True, how=details)
     if batches or not _is_last(bad, guilty):
         return None
-    how = "; it turned bad with the last record that was read, of another key, so that may be at fault as well"
-    return absence(store, verdict, of, proved=False, how=how)
+    details = "; the batch turned bad with its last record, of another key, so that record may be the cause instead"
+    return absence(store, verdict, untouched_keys, proved=False, how=details)
 
 
 def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """That nothing is known, where the query names no key, and the record that was found may be any of many.
+    """Return an unknown cause if the query returns no key and the suspected record may be one of many; else None.
 
-    The rows that it wrote are not bad by themselves, but only beside others of the table, and without it other records
-    turn it bad. None elsewhere. Raises as a replay does.
+    This holds if the rows that the record wrote are bad only in combination with other rows of the table, and other
+    records turn the batch bad without that record. Raises as a replay does.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
     if guilty.message is None or (named is not None and named.named) or not hop.alone:
@@ -63,8 +66,8 @@ def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
     )
 
 
-def _not_touched(bad: BadCommit, guilty: Guilty) -> Untouched | None:
-    """The bad keys, where the record that was found changed none of their rows."""
+def _untouched_keys(bad: BadCommit, guilty: Guilty) -> Untouched | None:
+    """Return the bad keys if the suspected record changed none of their rows; else None."""
     named, of_record = bad.verdict.keys, guilty.keys
     if named is None or not named.named or not len(named) or of_record is None:
         return None
@@ -72,7 +75,7 @@ def _not_touched(bad: BadCommit, guilty: Guilty) -> Untouched | None:
 
 
 def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
-    """Whether the record that was found is the last that its batch read."""
+    """Return True if the suspected record is the last one that its batch read."""
     top = guilty.hops[-1]
     replay = bad.replay(top.stage, top.version)
     return number_of(replay, top.record) == replay.count - 1

@@ -1,4 +1,4 @@
-"""The bad batch of a verdict under assumptions, the batches after it, and the records behind others."""
+"""The bad batch of a verdict replayed under assumptions, and the batches after it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..replay.what_if import BadBatch
 from .other_batches import upon_rows_of
 
 _LOOKED_AT = 16
-"""Versions after the bad one among which the next batches are looked for."""
+"""Versions after the bad one to search for the next batches."""
 
 
 @dataclass(frozen=True)
 class BadCommit:
-    """The bad moment of a verdict under assumptions, and moments after it."""
+    """Evaluates the bad moment of a verdict, and later moments, under assumptions."""
 
     program: LoadedProgram
     verdict: Verdict
@@ -53,29 +53,29 @@ class BadCommit:
         return line_of(self.program.store, self.verdict.app)
 
     def bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
-        """Whether the bad moment, or another one, is bad with this version of the stage in the place of its own."""
+        """Return True if the bad moment, or `cut`, is still bad after replacing the stage's version by this one."""
         cut, heads = cut or self.verdict.bad, self.line.heads.stages
         moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
         return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
 
     def replay(self, stage: str, version: int, channel: str = "") -> StageReplay:
-        """The batch of a version, asked about a channel or its table. Raises as `StageReplay.of`."""
+        """Return the replay of a version, for one of its channels or its table. Raises as `StageReplay.of`."""
         after = history.read(self.program.store, self.verdict.app, stage, version)
         return self.batch.batches.of(after).of_output(channel)
 
     def without(self, record: Address) -> Manifest:
-        """What the bad batch would have committed without a record of a user's topic. Raises as `BadBatch.find`."""
+        """Return the version that the bad batch would have committed without a record. Raises as `BadBatch.find`."""
         chosen = dict(self.batch.source_records())
         part, number = self.batch.find(record)
         chosen[part] = np.setdiff1d(chosen[part], [number])
         return Choice(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def turns_bad_after(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Whether one of so many batches after the bad one turns bad upon another version in the place of that.
+        """Return True if a later batch turns bad when `manifest` replaces the bad version, and the number of replays.
 
-        And how many were replayed, as they came. Raises as replays do.
+        Replays at most `batches` later batches, in their order. Raises as replays do.
         """
-        store, before, count = self.program.store, manifest, 0
+        store, current, count = self.program.store, manifest, 0
         later = history.after(store, self.verdict.app, self.commit.stage, self.commit.version)
         for after in islice(later, _LOOKED_AT):
             if after.traits.ends_replays or count == batches:
@@ -84,16 +84,16 @@ class BadCommit:
                 continue
             count += 1
             replay = StageReplay.of(self.program, after)
-            # What it read is told by the version before it, whatever rows that has.
+            # The offsets that the batch read follow from the previous version, whose rows may differ.
             rows = replay.rows()
-            replay = replay.based_on(upon_rows_of(replay.before, before))
-            before = replay.manifest(replay.merged(rows)[0])
-            if self.bad_with(before, self.line.up_to(after)):
+            replay = replay.based_on(upon_rows_of(replay.before, current))
+            current = replay.manifest(replay.merged(rows)[0])
+            if self.bad_with(current, self.line.up_to(after)):
                 return True, count
         return False, count
 
     def addresses(self, guilty: Guilty) -> tuple[Address, ...]:
-        """The records that are bad by themselves, in the app's order; none where these are not known."""
+        """Return the records that are bad by themselves, in the app's order; empty if not known."""
         if guilty.records is None:
             return ()
         alone = guilty.records.filter(guilty.records["alone"])
@@ -101,9 +101,9 @@ class BadCommit:
         return tuple(Address(**row) for row in rows)
 
     def source_of(self, replay: StageReplay, number: int) -> Address | None:
-        """The record of a user's topic that a record of a batch was made of; None where stages mix them.
+        """Return the record of a user's topic that a batch's record was made from; None if stages mix records.
 
-        Of rows that are the same, it is one of them. Raises as a replay does.
+        If several records are equal, one of them is returned. Raises as a replay does.
         """
         name, upstream, version = replay.sender(number)
         if not upstream:
@@ -114,19 +114,19 @@ class BadCommit:
         if sender.shape.bound is not None or not sender.knows_records:
             return None
         row, sent = replay.inputs(np.array([number]))[name], sender.rows()
-        places = places_of(row, sent_as(sender, sent, row))
-        return self.source_of(sender, int(sender.record_of(sent)[places[0]])) if len(places) else None
+        positions = places_of(row, sent_as(sender, sent, row))
+        return self.source_of(sender, int(sender.record_of(sent)[positions[0]])) if len(positions) else None
 
 
 def number_of(replay: StageReplay, address: Address) -> int | None:
-    """The number of a record in a batch; None where the batch did not take it."""
-    wanted: Mapping[str, int] = dict(
+    """Return the number of a record in a batch; None if the batch did not process the record."""
+    expected: Mapping[str, int] = dict(
         zip(("_partition", "_offset", "_row"), (address.partition, address.offset, address.row or 0), strict=True)
     )
     for name, records in replay.records.items():
         if records.topic == address.topic:
-            same = [records.place[column].to_numpy() == value for column, value in wanted.items()]
-            at = np.flatnonzero(np.logical_and.reduce(same))
+            matches = [records.place[column].to_numpy() == value for column, value in expected.items()]
+            at = np.flatnonzero(np.logical_and.reduce(matches))
             if len(at):
                 return int(replay.numbers[name][at[0]])
     return None

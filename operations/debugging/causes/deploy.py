@@ -1,4 +1,4 @@
-"""A new program: the bad batch with the program before it, or earlier batches with the new one."""
+"""A program change as the cause: replays with the old program, or of earlier batches with the new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ....snapshot.bisect.verdict import Guilty
 from ....snapshot.diff.equality import unlike
 from ....store.read.multi_get import LookUps
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.program import LoadedProgram
@@ -28,86 +28,86 @@ from .other_batches import OtherBatches
 Flags = npt.NDArray[np.bool_]
 
 NEAREST = 2
-"""Earlier batches that are replayed with the new program whatever keys they reached."""
+"""Earlier batches to replay with the new program, whatever keys they changed."""
 REACHING = 3
-"""And of those that reached the bad keys."""
+"""Earlier batches to replay that changed the bad keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deploys:
-    """What is known of changes of the program before a bad commit."""
+    """Findings about program changes before a bad commit."""
 
     cause: Cause | None
-    """The cause that the program changed; None where that is not it."""
+    """The program change, if it is the cause; else None."""
     note: str = ""
-    """What is to be said of a change that is not the cause, or not known to be; empty where there was none."""
+    """Remark about a program change that is not the cause, or not proved to be; empty for none."""
 
 
-def is_given(program: LoadedProgram, others: Sequence[LoadedProgram], change: ProgramChange) -> bool:
-    """Whether the program before a change is one of these."""
-    ran = [program_of(each.app) for each in (program, *others)]
-    return any(each is not None and each.checksum == change.before.checksum for each in ran)
+def is_given(program: LoadedProgram, other_programs: Sequence[LoadedProgram], change: ProgramChange) -> bool:
+    """Return True if one of these programs is the one that ran before the change."""
+    ran = [program_of(loaded.app) for loaded in (program, *other_programs)]
+    return any(stored is not None and stored.checksum == change.before.checksum for stored in ran)
 
 
-def of_deploy(bad: BadCommit, others: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
-    """Whether the program's change is the cause. `others` are the programs that were given beside its own."""
+def of_deploy(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
+    """Test if a program change is the cause. `other_programs` are those given besides the current one."""
     changes = _changes(bad, guilty)
     if not changes:
         return Deploys(None)
-    by_checksum = {ran.checksum: each for each in others if (ran := program_of(each.app)) is not None}
+    by_checksum = {ran.checksum: loaded for loaded in other_programs if (ran := program_of(loaded.app)) is not None}
     now = program_of(bad.program.app)
     for change in changes:
         if (older := by_checksum.get(change.before.checksum)) is not None:
             return _with_both(bad, change, older)
         if now is not None and now.checksum == change.before.checksum:
-            # The replays are those of the program before: that is bad as well.
-            return Deploys(None, f"the program changed at {change}; the batch is bad with the one before, too")
+            # The replays used the old program, and the batch was bad in them too.
+            return Deploys(None, f"the program changed at {change}; the batch is bad with the old program too")
     return _with_new(bad, changes[0], guilty)
 
 
 def with_program_before(bad: BadCommit) -> Cause | None:
-    """The cause that the program changed, where `bad` has the one before, which makes the batch good; else None."""
+    """Return the program change as the cause if `bad` has the old program, and the batch is good with it; else None."""
     now, change = program_of(bad.program.app), change_before(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None
     if bad.bad_with(OtherBatches(bad.program).manifest(bad.commit)):
         return None
-    because = ": the batch is good with the one before"
+    because = ": the batch is good with the old program"
     return deploy(change, how="the program before", proved=True, because=because)
 
 
 def _changes(bad: BadCommit, guilty: Guilty) -> list[ProgramChange]:
-    """The last change of each stage on the way to the record, each pair of programs once."""
+    """Return the last program change of each stage on the path to the record, each pair of programs once."""
     store, app = bad.program.store, bad.verdict.app
     steps = [(hop.stage, hop.version) for hop in guilty.hops] or [(bad.commit.stage, bad.commit.version)]
-    found: dict[tuple[str, str], ProgramChange] = {}
+    changes: dict[tuple[str, str], ProgramChange] = {}
     for stage, version in steps:
         change = change_before(store, history.read(store, app, stage, version))
         if change is not None:
-            found.setdefault((change.before.checksum, change.after.checksum), change)
-    return list(found.values())
+            changes.setdefault((change.before.checksum, change.after.checksum), change)
+    return list(changes.values())
 
 
 def _with_both(bad: BadCommit, change: ProgramChange, older: LoadedProgram) -> Deploys:
-    """The bad batch with the program before: good, and the new one is the cause."""
+    """Replay the bad batch with the old program; if the result is good, the change is the cause."""
     note = f"the program changed at {change}"
     try:
         swapped = OtherBatches(bad.program, {change.after.checksum: older})
         is_bad = bad.bad_with(swapped.manifest(bad.commit))
     except SlackwaterError as error:
-        return Deploys(None, f"{note}; the batch cannot be replayed with the one before: {error.message}")
+        return Deploys(None, f"{note}; the batch cannot be replayed with the old program: {error.message}")
     if is_bad:
-        return Deploys(None, f"{note}; the batch is bad with the one before, too")
-    because = ": the batch is good with the one before, and bad with the new one"
+        return Deploys(None, f"{note}; the batch is bad with the old program too")
+    because = ": the batch is good with the old program, and bad with the new one"
     return Deploys(deploy(change, how="both programs", proved=True, because=because))
 
 
 def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
-    """Earlier batches with the new program, beside what the one before made of them."""
+    """Replay earlier batches with the new program, and compare with what they committed."""
     note = f"the program changed at {change}"
     keys = _keys(bad, guilty)
-    replayed = reached = 0
-    otherwise = ""
+    replayed = num_reached = 0
+    different_ref = ""
     for after in _earlier(bad, change, keys):
         try:
             cut = bad.line.up_to(after)
@@ -116,48 +116,50 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
             manifest = OtherBatches(bad.program).manifest(after)
             if bad.bad_with(manifest, cut):
                 ref = f"{after.stage}@v{after.version}"
-                because = f": with the new one {ref} is bad as well, which was good"
+                because = f": with the new program, {ref} turns bad too"
                 return Deploys(deploy(change, how="older batches", proved=True, because=because))
         except SlackwaterError:
             continue
         replayed += 1
-        then, now = (_rows(bad, version, keys) for version in (after, manifest))
-        reached += _wrote(bad, after, keys)
-        if any(flags.any() for flags in unlike(then, now)):
-            otherwise = otherwise or f"{after.stage}@v{after.version}"
-    if otherwise:
-        because = f": with the new one {otherwise} comes out otherwise, though not bad"
+        old_rows, new_rows = (_rows(bad, version, keys) for version in (after, manifest))
+        num_reached += _wrote(bad, after, keys)
+        if any(flags.any() for flags in unlike(old_rows, new_rows)):
+            different_ref = different_ref or f"{after.stage}@v{after.version}"
+    if different_ref:
+        because = f": with the new program, {different_ref} gives another result, but not a bad one"
         return Deploys(deploy(change, how="older batches", proved=False, because=because, add=change.before))
     if replayed:
-        same = f"{replayed} earlier {'batches come' if replayed > 1 else 'batch comes'} out the same with the new one"
-        return Deploys(None, f"{note}; {same}. With --code {change.before.path} as it was then, both are compared")
+        result = (
+            f"{replayed} earlier {'batches give' if replayed > 1 else 'batch gives'} the same result with the new one"
+        )
+        return Deploys(None, f"{note}; {result}. Add the old {change.before.path} with --code to compare both")
     if not change.batches:
-        because = ": this is its first batch, and none before it can be replayed"
+        because = ": this is its first batch, and no earlier batch can be replayed"
         return Deploys(deploy(change, how="guess", proved=False, because=because, add=change.before))
-    return Deploys(None, f"{note}, and no batch before it can be replayed; add --code {change.before.path} as it was")
+    return Deploys(None, f"{note}, and no earlier batch can be replayed; add the old {change.before.path} with --code")
 
 
 def _keys(bad: BadCommit, guilty: Guilty) -> pa.Table | None:
-    """The keys that turned bad, or those that the record changed; None where neither is known."""
-    for found in (guilty.keys, bad.verdict.keys):
-        if found is not None and len(found):
-            return found.keys
+    """Return the keys that turned bad, or else the keys that the record changed; None if neither is known."""
+    for changes in (guilty.keys, bad.verdict.keys):
+        if changes is not None and len(changes):
+            return changes.keys
     return None
 
 
 def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> Iterator[Manifest]:
-    """Batches of the bad stage before the change: the nearest ones, and those that wrote the keys; newest first."""
+    """Yield earlier batches of the bad stage, newest first: the nearest ones, then those that wrote the keys."""
     store, commit = bad.program.store, bad.commit
     own = change_before(store, commit)
     last = own.last if own is not None and own.before == change.before else commit.version - 1
     head = history.find(store, commit.app, commit.stage, last)
     if head is None:
         return
-    batches = (each for each in islice(history.backwards(store, head), 64) if each.has_read)
+    batches = (manifest for manifest in islice(history.backwards(store, head), 64) if manifest.has_read)
     seen = set[int]()
-    for each in islice(batches, NEAREST):
-        seen.add(each.version)
-        yield each
+    for manifest in islice(batches, NEAREST):
+        seen.add(manifest.version)
+        yield manifest
     at: Manifest | None = head
     for _ in range(REACHING):
         if at is None or keys is None:
@@ -178,20 +180,20 @@ def _seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> Numbers:
 
 
 def _wrote(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> bool:
-    """Whether a version wrote one of the keys."""
+    """Return True if a version wrote one of the keys."""
     return keys is not None and bool((_seqs(bad, manifest, keys) == manifest.row_seq).any())
 
 
 def _rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table:
-    """The rows of the keys at a version; none where no key is known."""
+    """Return the rows of the keys at a version; empty if no key is known."""
     if keys is None:
         return pa.table({"_there": pa.array([], pa.bool_())})
-    values, found, _ = _look_up(bad, manifest, keys)
-    return values.append_column("_there", pa.array(found))
+    values, flags, _ = _look_up(bad, manifest, keys)
+    return values.append_column("_there", pa.array(flags))
 
 
 def _look_up(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> tuple[pa.Table, Flags, Numbers]:
-    """The rows of keys at a version, whether there is one, and its `_seq`, as `LookUps.of_keys`."""
+    """Return the rows of keys at a version, flags for existing rows, and their `_seq`, as `LookUps.of_keys`."""
     assert manifest.table is not None  # noqa: S101  it has keys
     columns = keys.cast(arrow_schema(manifest.table.key))
     program = bad.program

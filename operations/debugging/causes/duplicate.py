@@ -1,4 +1,4 @@
-"""A record that came twice: another one with the same payload reached the bad key before it."""
+"""A duplicate record as the cause: an earlier record with the same payload reached the bad key before."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ....store.versions import history
 from .bad_commit import BadCommit
 
 MAX_CHANGES = 64
-"""Earlier changes of the key whose input is looked through, the newest."""
+"""Newest earlier changes of the key whose input is searched."""
 MAX_RECORDS = 500_000
-"""Records that are looked through."""
+"""Maximum size of a window that is searched, in records."""
 
 
 def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """The cause that a record came twice; None where no other record, or several, have its payload.
+    """Return the cause that a record is a duplicate; None unless exactly one other record has the same payload.
 
-    A payload without bytes says nothing. Reads the input of the batch, and of those that changed the key before.
+    Records without a value are not compared. Reads the input of the batch, and of earlier batches that changed the key.
     """
     if (copy := guilty.message) is None or not copy.value:
         return None
-    same: list[Address] = []
+    originals: list[Address] = []
     for window in dict.fromkeys(_windows(bad, guilty)):
-        for address in _alike(bad, window, copy):
-            if address not in same:
-                same.append(address)
-            if len(same) > 1:
+        for address in _same_payload(bad, window, copy):
+            if address not in originals:
+                originals.append(address)
+            if len(originals) > 1:
                 return None
-    if len(same) != 1:
+    if len(originals) != 1:
         return None
-    (original,) = same
+    (original,) = originals
     in_batch = _in_batch(bad, original)
     if in_batch and guilty.hops[0].alone:
-        # Each of them is bad by itself.
+        # Both records are bad by themselves.
         return None
     return Cause(
         "duplicate",
         proved=guilty.proved,
-        sentence=f"{copy.address} is a copy of {original}, with the same key and value: it turned bad with the second",
+        sentence=f"{copy.address} is a copy of {original}, with the same key and value: the second one turned it bad",
         record=copy.address,
         records=(original, copy.address),
         evidence={"original": str(original), "copy": str(copy.address)},
@@ -62,7 +62,7 @@ def _in_batch(bad: BadCommit, address: Address) -> bool:
 
 
 def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
-    """The windows of users' topics that the bad commit read, and earlier ones that changed the key of the record."""
+    """Yield the windows of users' topics that the bad commit read, and those of earlier changes of the record's key."""
     copy = guilty.message
     for window in bad.verdict.lineage.sources:
         if copy is not None and window.topic == copy.address.topic:
@@ -77,7 +77,7 @@ def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
     versions = VersionList(store, commit.app, commit.stage, commit.stage)
     stored = StoredKey(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
     try:
-        changes = (each for each in key_changes(versions, stored, now_ms()) if each.version < commit.version)
+        changes = (change for change in key_changes(versions, stored, now_ms()) if change.version < commit.version)
         for change in islice(changes, MAX_CHANGES):
             if change.by_batch:
                 after = history.read(store, commit.app, commit.stage, change.version)
@@ -89,8 +89,8 @@ def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
         return
 
 
-def _alike(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
-    """Other records of a window with the payload of this one."""
+def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
+    """Yield the other records of a window with the same payload."""
     program, at = bad.program, copy.address
     if window.end - window.start > MAX_RECORDS:
         return

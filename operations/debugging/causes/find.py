@@ -1,4 +1,4 @@
-"""The cause of a bad commit by replays: what needs no record first, then the record, and what made that one bad."""
+"""Cause of a bad commit, found by replays: causes without a record first, then the record and why it was bad."""
 
 from __future__ import annotations
 
@@ -23,65 +23,69 @@ from .watermark import of_dropped, of_late_table
 
 def find_cause(
     program: LoadedProgram,
-    others: Sequence[LoadedProgram],
+    other_programs: Sequence[LoadedProgram],
     verdict: Verdict,
     predicate: Predicate,
     on_hop: Callable[[Hop], None] = lambda _hop: None,
 ) -> Behind:
-    """What is behind a verdict, as far as replays prove it; `others` are programs that may have run before.
+    """Return the cause of a verdict, as far as replays prove it; `other_programs` may have run before.
 
-    What a replay raises is told as a reason. Of a class that cannot be asked for an error, nothing is said.
+    An error in a replay is reported as a reason. A class whose test fails with an error is skipped.
     """
     bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
     if guilty.no_record is not None:
-        nothing = guilty.no_record
-        cause, _ = _asked([partial(of_no_record, bad, nothing)])
+        finding = guilty.no_record
+        cause, _ = _first_cause([partial(of_no_record, bad, finding)])
         return Behind(cause or unknown(guilty.reason), guilty)
     if guilty.message is None:
-        deployed = partial(_deployed, bad, others, guilty)
-        cause, _ = _asked([partial(with_program_before, bad), partial(of_dropped, bad), deployed])
-        return Behind(cause or _guess(bad, others) or unknown(guilty.reason), guilty)
-    cause, failed = _asked(_before_the_record(bad, guilty))
+        deployed = partial(_deployed, bad, other_programs, guilty)
+        cause, _ = _first_cause([partial(with_program_before, bad), partial(of_dropped, bad), deployed])
+        return Behind(cause or _guess(bad, other_programs) or unknown(guilty.reason), guilty)
+    cause, failed = _first_cause(_causes_besides_the_record(bad, guilty))
     if cause is not None:
         return Behind(cause, guilty)
     try:
-        deploys = of_deploy(bad, others, guilty)
+        deploys = of_deploy(bad, other_programs, guilty)
         note = deploys.note
         if deploys.cause is not None:
             return Behind(deploys.cause, guilty)
     except Exception as error:
-        note = f"it is not known whether a new program is behind it: {reason_of(error)}"
-    cause, also = _asked(_of_the_record(bad, guilty))
+        note = f"cannot tell if a new program is the cause: {reason_of(error)}"
+    cause, more_failed = _first_cause(_causes_of_the_record(bad, guilty))
     if cause is None:
         cause = of_records(bad, guilty)
-    left = "; ".join(filter(None, (note, *failed, *also)))
-    # Of a cause that is not known, the record that was found may be a healthy one.
-    return Behind(_noted(cause, left), guilty if cause.kind != "unknown" else None)
+    notes = "; ".join(filter(None, (note, *failed, *more_failed)))
+    # If the cause is unknown, the suspected record may be healthy.
+    return Behind(_with_note(cause, notes), guilty if cause.kind != "unknown" else None)
 
 
 def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
-    """The cause that a record, or several, are bad."""
+    """Return the cause that one or several records are bad."""
     assert guilty.message is not None  # noqa: S101
     first, alone = guilty.message.address, bad.addresses(guilty)
-    tied = len(guilty.tied)
-    one_of = 1 + tied if tied else None
-    order = f"; it is one of {one_of}, which came at the same time in several partitions" if one_of else ""
+    num_tied = len(guilty.tied)
+    one_of = 1 + num_tied if num_tied else None
+    order = (
+        f"; one of {one_of} candidates: records with the same time in several partitions have no order"
+        if one_of
+        else ""
+    )
     is_alone = guilty.hops[0].alone
     if is_alone and len(alone) > 1:
         more = "" if guilty.is_complete else "at least "
         sentence = f"{first} is the first of {more}{len(alone):,} records that are bad by themselves{order}"
         evidence = {"alone": len(alone)}
-        return Cause("records", guilty.proved, sentence, first, one_of, _first(first, alone), evidence)
+        return Cause("records", guilty.proved, sentence, first, one_of, _including(first, alone), evidence)
     needs = guilty.hops[0].needs
     if is_alone and not guilty.is_complete and _bad_without(bad, first):
-        sentence = f"{first} is the first of several: without it, others of the batch are bad{order}"
+        sentence = f"{first} is the first of several: without this record, others in the batch are still bad{order}"
         return Cause("records", guilty.proved, sentence, first, one_of, (first,))
     if is_alone:
         sentence = f"{first} is the record behind it{order}"
     else:
-        before = f"{needs:,} record{'' if needs == 1 else 's'}" if needs else "records"
-        sentence = f"{first} is the record with which it turned bad, with {before} before it{order}"
+        earlier_records = f"{needs:,} record{'' if needs == 1 else 's'}" if needs else "records"
+        sentence = f"{first} is the record with which it turned bad, with {earlier_records} before it{order}"
     return Cause(
         "record",
         guilty.proved,
@@ -94,20 +98,20 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
 
 
 def _bad_without(bad: BadCommit, record: Address) -> bool:
-    """Whether the batch is known to be bad without a record."""
+    """Return True if the batch is known to be bad without this record."""
     try:
         return bad.bad_with(bad.without(record))
     except Exception:
         return False
 
 
-def _first(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
-    """All of these, the one that is named among them."""
+def _including(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
+    """Return all these records, including the first bad one."""
     return records if first in records else (first, *records)
 
 
-def _before_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    """Classes that name no record, or others than the one that was found."""
+def _causes_besides_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
+    """Yield tests for causes that involve no record, or another record than the suspected one."""
 
     def absent() -> Cause | None:
         verdict, program = bad.verdict, bad.program
@@ -119,42 +123,42 @@ def _before_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], 
     yield absent
 
 
-def _of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    """Classes that say why the record was bad, as the program was the same."""
+def _causes_of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
+    """Yield tests for reasons why the record was bad, given an unchanged program."""
     yield partial(of_edit, bad, guilty)
     yield partial(of_dropped, bad)
     yield partial(of_duplicate, bad, guilty)
     yield partial(of_other_rows, bad, guilty)
 
 
-def _asked(
+def _first_cause(
     classes: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
 ) -> tuple[Cause | None, list[str]]:
-    """The first cause of these that holds, and why others could not be bad."""
+    """Return the first cause that holds, and the errors of tests that failed."""
     failed: list[str] = []
-    for ask in classes:
+    for test in classes:
         try:
-            if (cause := ask()) is not None:
+            if (cause := test()) is not None:
                 return cause, failed
         except Exception as error:
-            failed.append(f"one more cause could not be asked for: {reason_of(error)}")
+            failed.append(f"one more possible cause could not be tested: {reason_of(error)}")
     return None, failed
 
 
-def _deployed(bad: BadCommit, others: Sequence[LoadedProgram], guilty: Guilty) -> Cause | None:
-    return of_deploy(bad, others, guilty).cause
+def _deployed(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: Guilty) -> Cause | None:
+    return of_deploy(bad, other_programs, guilty).cause
 
 
-def _guess(bad: BadCommit, others: Sequence[LoadedProgram]) -> Cause | None:
-    """That the commit is the first one of a new program, where the one before was not given; else None."""
+def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | None:
+    """Return the guess that a new program is the cause, if the old one was not given; else None."""
     try:
         change = change_before(bad.program.store, bad.commit)
-        if change is None or is_given(bad.program, others, change):
+        if change is None or is_given(bad.program, other_programs, change):
             return None
         return guess(bad.program.store, bad.verdict)
     except Exception:
         return None
 
 
-def _noted(cause: Cause, note: str) -> Cause:
+def _with_note(cause: Cause, note: str) -> Cause:
     return replace(cause, evidence={**cause.evidence, "note": note}) if note else cause

@@ -1,4 +1,4 @@
-"""A batch as another program makes it, or upon another state: its stage's, and those upstream that sent to it."""
+"""Replays of a batch with another program, or on another state, including the upstream batches that sent to it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
 
 MAX_BATCHES = 24
-"""Batches that are replayed for one that is asked about."""
+"""Maximum number of batches replayed for one result."""
 
 
 Step = tuple[str, int]
-"""A stage and one of its versions."""
+"""Stage and version."""
 
 
 @dataclass
 class OtherBatches:
-    """Batches with another program or state. Of what a batch received, only what is sent otherwise changes."""
+    """Replays with another program or state. Inputs change only where an upstream batch sends different rows."""
 
     program: LoadedProgram
     instead: Mapping[str, LoadedProgram] = field(default_factory=lambda: MappingProxyType({}))
-    """By the checksum of a program that ran, the one in its place, where that is not `program`."""
+    """Program to use instead, by the checksum of the program that ran; `program` for all others."""
     upon: Mapping[Step, Manifest] = field(default_factory=lambda: MappingProxyType({}))
-    """By batch, the version whose rows it has in the place of those of the version before it."""
+    """Version whose rows replace the state before a batch, by batch."""
     through: Collection[Step] | None = None
-    """The batches upstream that are replayed; None for all that sent something."""
+    """Upstream batches to replay; None for all that sent rows."""
     count: int = 0
 
     def manifest(self, after: Manifest) -> Manifest:
-        """The version that a batch would have committed.
+        """Return the version that a batch would have committed.
 
-        Raises `Refused` where more than `MAX_BATCHES` are behind it, and as `StageReplay.of`.
+        Raises `Refused` if more than `MAX_BATCHES` batches are involved, and as `StageReplay.of`.
         """
         self.count = 0
         replay = self._replay(after)
@@ -53,48 +53,51 @@ class OtherBatches:
     def _replay(self, after: Manifest, channel: str = "") -> StageReplay:
         self.count += 1
         if self.count > MAX_BATCHES:
-            raise Refused(f"more than {MAX_BATCHES} batches are behind {after.stage}@v{after.version}")
+            raise Refused(
+                f"more than {MAX_BATCHES} batches would have to be replayed for {after.stage}@v{after.version}"
+            )
         ran = after.program.checksum if after.program is not None else ""
         replay = StageReplay.of(self.instead.get(ran, self.program), after, channel)
         base = self.upon.get((after.stage, after.version))
         return replay if base is None else replay.based_on(upon_rows_of(replay.before, base))
 
     def _rows(self, replay: StageReplay) -> tuple[pa.Table, bool]:
-        """What a batch's function makes of what it gets; and whether it, or what it gets, is other than it was."""
+        """Return the rows of a batch's function, and True if they may differ from the original ones."""
         inputs = {name: self._input(replay, name, records) for name, records in replay.records.items()}
-        if any(is_other for _, is_other in inputs.values()):
+        if any(differs for _, differs in inputs.values()):
             return replay.run({name: rows for name, (rows, _) in inputs.items()}), True
         step = replay.after.stage, replay.after.version
-        return replay.rows(), step in self.upon or _is_another(replay)
+        return replay.rows(), step in self.upon or _program_differs(replay)
 
     def _input(self, replay: StageReplay, name: str, records: Records) -> tuple[pa.Table, bool]:
-        """What a batch gets on one input, and whether that is other than it was."""
-        rows, is_other = records.rows, False
+        """Return the rows that a batch receives on one input, and True if they differ from the original ones."""
+        rows, differs = records.rows, False
         for version in np.unique(records.versions).tolist() if records.upstream else ():
             if not version or (self.through is not None and (records.upstream, version) not in self.through):
                 continue
             sender = self._replay(history.read(self.program.store, replay.after.app, records.upstream, version), name)
-            made, is_another = self._rows(sender)
-            if is_another:
-                now = sent_as(sender, made, rows)
-                # What the batch rejected was sent, too.
-                then = pa.concat_tables([_of_version(each, version) for each in (records, replay.left_out[name])])
-                gone, new = (
-                    side.filter(pa.array(flags)) for side, flags in zip((then, now), unlike(then, now), strict=True)
+            new_rows, sender_differs = self._rows(sender)
+            if sender_differs:
+                sent_now = sent_as(sender, new_rows, rows)
+                # Rejected records were sent too.
+                sent_then = pa.concat_tables([_of_version(part, version) for part in (records, replay.left_out[name])])
+                missing, new = (
+                    side.filter(pa.array(flags))
+                    for side, flags in zip((sent_then, sent_now), unlike(sent_then, sent_now), strict=True)
                 )
-                if gone.num_rows or new.num_rows:
-                    rows, is_other = pa.concat_tables([only_in(rows, gone), new]), True
-        return rows, is_other
+                if missing.num_rows or new.num_rows:
+                    rows, differs = pa.concat_tables([only_in(rows, missing), new]), True
+        return rows, differs
 
 
-def _is_another(replay: StageReplay) -> bool:
-    """Whether another program replays a batch than ran then, as far as that is known."""
+def _program_differs(replay: StageReplay) -> bool:
+    """Return True if the replaying program is known to differ from the one that ran."""
     ran, now = replay.after.program, program_of(replay.program.app)
     return ran is not None and now is not None and ran.checksum != now.checksum
 
 
 def upon_rows_of(manifest: Manifest, other: Manifest) -> Manifest:
-    """A version with the rows of another one."""
+    """Return a version with the rows of another one."""
     return replace(manifest, ssts=other.ssts, clock_ms=other.clock_ms)
 
 

@@ -1,4 +1,4 @@
-"""The programs of several files, one of which ran the bad batch, in one Spark."""
+"""Loads the programs of several files, one of which ran the bad batch, in one Spark session."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..replay.program import LoadedProgram, open_program
 def open_programs(
     store: ObjectStore, cache: SstCache, kafka: Kafka, verdict: Verdict, files: Sequence[str | Path]
 ) -> Iterator[list[LoadedProgram]]:
-    """The programs of these files as the verdict's app, the one that ran first.
+    """Load these files as programs of the verdict's app; the program that ran the bad batch comes first.
 
-    By its checksum, as the bad commit has it; else the first file counts as that. Raises as `load_app`, `open_program`
-    and `shapes` do.
+    The checksum in the bad commit identifies that program; if none matches, the first file counts as the program.
+    Raises as `load_app`, `open_program` and `shapes` do.
     """
     ran = verdict.bad.stages[verdict.stage].program
     apps = [load_app(str(file), name=verdict.app) for file in files]
@@ -34,6 +34,6 @@ def open_programs(
         now = program_of(app)
         return ran is None or now is None or now.checksum != ran.checksum
 
-    first, *others = sorted(apps, key=is_another)
+    first, *other_apps = sorted(apps, key=is_another)
     with open_program(first, store, cache, kafka) as program:
-        yield [program, *(replace(program, app=app, shapes=shapes(app, program.spark)) for app in others)]
+        yield [program, *(replace(program, app=app, shapes=shapes(app, program.spark)) for app in other_apps)]

@@ -1,4 +1,4 @@
-"""A watermark: records that were late, and the record that had moved it beyond them."""
+"""A watermark as the cause: late records, and the record that moved the watermark past them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .movers import mover_of_watermark
 
 
 def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """The cause of a late row that the predicate asks for; None where the way to the record has none."""
+    """Return the cause of a late row that the predicate selects; None if no stage on the path has late rows."""
     if guilty.message is None:
         return None
     for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
@@ -32,12 +32,12 @@ def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def of_dropped(bad: BadCommit) -> Cause | None:
-    """The cause that rows of the bad batch were left out as late: where it is good with them; else None."""
+    """Return the cause that rows of the bad batch were dropped as late; None if the batch is bad with them too."""
     commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
     replay = bad.replay(commit.stage, commit.version)
-    # Nothing is before a watermark that is not known.
+    # Without a watermark, no row is late.
     in_time = replay.based_on(replace(replay.before, event_time=None))
     if bad.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
         return None
@@ -48,29 +48,29 @@ def of_dropped(bad: BadCommit) -> Cause | None:
 
 
 def _late_of(replay: StageReplay) -> pa.Table:
-    """The rows of a batch that were late."""
+    """Return the late rows of a batch."""
     return replay.step.split_late(replay.rows())[1]
 
 
 def _cause(
     bad: BadCommit, replay: StageReplay, late: pa.Table, first: Address | None, records: tuple[Address, ...]
 ) -> Cause:
-    before: Manifest = replay.before
-    at_ms = before.watermark_ms
+    previous: Manifest = replay.before
+    at_ms = previous.watermark_ms
     end_ms = _latest_end(replay, late)
-    # Where its end was passed first, it became late.
-    mover = mover_of_watermark(bad, before.stage, before.version, end_ms) if end_ms is not None else None
+    # The row became late when the watermark first passed its end.
+    mover = mover_of_watermark(bad, previous.stage, previous.version, end_ms) if end_ms is not None else None
     moved = mover.record if mover is not None else None
     stage = f"{replay.after.stage}@v{replay.after.version}"
-    what = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
-    by = f"; {moved} had moved it there" if moved is not None else ""
+    fact = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
+    moved_text = f"; {moved} had advanced it" if moved is not None else ""
     moved_version = f"{mover.stage}@v{mover.version}" if mover is not None else None
-    read = f", read by {moved_version}" if moved is not None else ""
+    read_text = f", read by {moved_version}" if moved is not None else ""
     watermark = iso(at_ms, "milliseconds") if at_ms is not None else None
     return Cause(
         "watermark",
         proved=True,
-        sentence=f"{what}: the watermark was {watermark or 'not known'} already{by}{read}",
+        sentence=f"{fact}: the watermark was {watermark or 'not known'} already{moved_text}{read_text}",
         record=first if records else None,
         records=records,
         evidence={
@@ -83,7 +83,7 @@ def _cause(
 
 
 def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
-    """When the first late row's window ended, or its time; None where no row has one."""
+    """Return the end of the first late row's window, or its event time; None if the row has neither."""
     if RECORD in late.column_names and late.num_rows:
         late = late.filter(pc.equal(late[RECORD], int(np.min(late[RECORD].to_numpy()))))
     ends = []
@@ -91,5 +91,5 @@ def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
         column = late[name]
         end = pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
         ends.append(pc.max(end.cast(pa.int64())).as_py())
-    known = [end for end in ends if end is not None]
-    return -(-min(known) // 1000) if known else None
+    present = [end for end in ends if end is not None]
+    return -(-min(present) // 1000) if present else None

@@ -1,4 +1,4 @@
-"""The cause of a batch of a query of Spark's: a record of its window, as a guess, for nothing of it is replayed."""
+"""A record as the guessed cause, for an attached Spark query whose batches cannot be replayed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from ..replay.window_record import find_in_window, function_of
 
 
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
-    """The record of the bad batch's window that has its keys, by the function that `code` names.
-
-    Raises as `function_of` and `find_in_window`.
-    """
+    """Return the record of the bad batch's window that has its keys, according to the function that `code` names."""
     guilty = find_in_window(kafka, verdict, function_of(code))
     if guilty.message is None:
         return Behind(unknown(guilty.reason), guilty)
     address = guilty.message.address
-    which = "the only record of the batch with this key"
+    description = "the only record of the batch with this key"
     if guilty.of_key > 1:
-        which = f"of {guilty.of_key:,} records of the batch with this key the one nearest to what changed"
-    sentence = f"a guess: {address} is the record behind it, {which}; nothing of a query of Spark's is replayed"
+        description = f"the one of {guilty.of_key:,} records with this key whose numbers are nearest to the change"
+    sentence = f"a guess: {address} is the record behind it, {description}; batches of a Spark query cannot be replayed"
     return Behind(Cause("record", proved=False, sentence=sentence, record=address, records=(address,)), guilty)

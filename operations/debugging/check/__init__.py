@@ -1,4 +1,4 @@
-"""Whether a program is a function of its input: past versions are run again otherwise arranged, and compared.
+"""Determinism check: replay past versions in different arrangements, and compare the results.
 
-What varies is decided without Spark (`arrangements.py`), as is what differs (`differences.py`).
+The arrangements (`arrangements.py`) and the comparison (`differences.py`) need no Spark.
 """

@@ -1,7 +1,7 @@
-"""How the records of a past batch may come otherwise, as nothing promises that they come as they did: without Spark.
+"""Other valid arrangements of a past batch's records, computed without Spark.
 
-Kept is what is promised. Records of one partition of a user's topic come in their order; rows of a repartition topic in
-the order of the versions that sent them, and of one version in any.
+Guaranteed orders are kept. Records of one partition of a user's topic keep their order; rows of a repartition topic
+keep the order of the versions that sent them, and have no order within one version.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.int64]
-"""Of an input, rows of its records by their places there, in the order in which they come."""
+"""Row numbers of one input's records, in the order in which a batch receives them."""
 Batch = Mapping[str, Rows]
-"""What one batch has of each input."""
+"""Row numbers of one batch, by input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """Where the records of one input come from, in the order in which they were read."""
+    """Origin of one input's records, in the order in which they were read."""
 
     partitions: npt.NDArray[np.int64]
-    """int64[records], each one's Kafka partition; those of a partition are neighbours."""
+    """int64[records], Kafka partition of each record; records of one partition are adjacent."""
     versions: npt.NDArray[np.int64]
-    """int64[records], the version upstream that sent it; 0 for a user's topic."""
+    """int64[records], upstream version that sent each record; 0 for a user's topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How a run has the records of a version."""
+    """Split of a version's records into batches, and Spark settings for a run."""
 
     batches: tuple[Batch, ...]
     partitions: int = 1
-    """The state partitions of the table."""
+    """Number of state partitions of the table."""
     apart: bool = False
-    """Whether Spark has the records in many small tasks and batches of Arrow."""
+    """True to split the records over many small tasks and Arrow batches."""
     elsewhere: bool = False
-    """Whether Python functions run in other processes than those of the other runs."""
+    """True to run Python functions in other processes than the other runs do."""
 
 
 def as_read(inputs: Mapping[str, Came]) -> Batch:
-    """All of them in one batch, as they were read."""
+    """Return one batch of all records, in the order in which they were read."""
     return {name: np.arange(len(came.partitions)) for name, came in inputs.items()}
 
 
 def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple[Batch, ...]:
-    """All of them in two or three batches that end anywhere; in one where there are too few for two."""
+    """Return two or three batches that end at random places; one batch if there are too few records."""
     count = int(random.integers(2, 4))
     number = {name: np.empty(len(came.partitions), np.int64) for name, came in inputs.items()}
     spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
@@ -55,18 +55,18 @@ def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple
         ends = np.sort(random.integers(0, last - first + 1, count - 1))
         number[name][first:last] = np.searchsorted(ends, np.arange(last - first), side="right")
     if spans and len({*np.concatenate([*number.values()]).tolist()}) < 2:
-        # All came together: then the last stretch is by itself, or its second half.
-        for mine in number.values():
-            mine[:] = 0
+        # All records fell into one batch: move the last partition, or its second half, to a second one.
+        for numbers in number.values():
+            numbers[:] = 0
         name, first, last = spans[-1]
         number[name][first if len(spans) > 1 else (first + last) // 2 : last] = 1
     return _batches(number)
 
 
 def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
-    """All of them in up to three batches of whole partitions, the last ones first; in one where there is one partition.
+    """Return up to three batches of whole partitions, last partitions first; one batch if there is one partition.
 
-    So of two records of different partitions the later one comes in an earlier batch, unless they come in the same.
+    Of two records in different partitions, the later one is never in a later batch.
     """
     spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
     number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}
@@ -76,27 +76,27 @@ def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
 
 
 def _batches(number: Mapping[str, npt.NDArray[np.int64]]) -> tuple[Batch, ...]:
-    """Those that have records, in order; `number` says of each record in which batch it comes."""
-    count = max((int(mine.max(initial=-1)) for mine in number.values()), default=-1) + 1
-    found = ({name: np.flatnonzero(mine == at) for name, mine in number.items()} for at in range(count))
-    return tuple(batch for batch in found if any(map(len, batch.values())))
+    """Return the non-empty batches in order; `number` has the batch number of each record."""
+    count = max((int(numbers.max(initial=-1)) for numbers in number.values()), default=-1) + 1
+    batches = ({name: np.flatnonzero(numbers == at) for name, numbers in number.items()} for at in range(count))
+    return tuple(batch for batch in batches if any(map(len, batch.values())))
 
 
 def in_another_order(inputs: Mapping[str, Came]) -> Batch:
-    """All of them in one batch, with what has no order the other way round: partitions, and rows of one version."""
-    found = {}
+    """Return one batch of all records, with partitions, and rows of one version, in reverse order."""
+    batch = {}
     for name, came in inputs.items():
         parts = []
         for first, last in reversed(_spans(came.partitions)):
-            mine = np.arange(first, last)
+            rows = np.arange(first, last)
             versions = came.versions[first:last]
-            # Of a user's topic, each record is by itself: they stay as they are.
-            parts.append(mine if not versions.any() else mine[np.lexsort((-mine, versions))])
-        found[name] = np.concatenate([np.empty(0, np.int64), *parts])
-    return found
+            # Records of a user's topic keep their order.
+            parts.append(rows if not versions.any() else rows[np.lexsort((-rows, versions))])
+        batch[name] = np.concatenate([np.empty(0, np.int64), *parts])
+    return batch
 
 
 def _spans(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Where each stretch of equal values begins and ends."""
+    """Return the start and end of each run of equal values."""
     edges = np.flatnonzero(np.diff(values)) + 1
     return [(int(first), int(last)) for first, last in zip([0, *edges], [*edges, len(values)], strict=True) if last]

@@ -1,11 +1,11 @@
-"""Is the program a function of its input? Each version is run again in several ways, and what differs is named.
+"""Determinism check of a program: replay each version in several ways, and report what differs.
 
-All runs but one are at one time, so that a clock makes no difference between them, and each is compared with the first.
-The first way that differs says what the program most likely depends on: it differs though nothing was another; only by
-the Python process; only by the clock; only by order; only by where batches end; or only by partitions.
+All runs except one use the same time, so that a clock makes no difference between them, and each is compared with the
+first. The first run that differs names the most likely dependence: a plain repetition, another Python process, another
+time, another order, other batch boundaries, or other partitions.
 
-Where the plan shows that each row is made of one record by Spark's own deterministic expressions, the function runs
-once, and each arrangement's rows are picked out of what it made. Else it is one Spark job for each batch.
+If the plan shows that each row is computed from one record by deterministic Spark expressions, the function runs once,
+and the rows of each arrangement are picked from its output. Else each batch needs one Spark job.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ....errors import Corruption, Gone, NotFound, Refused, SlackwaterError
 from ....pipeline.batch.rerun import Rerun, records_of
 from ....pipeline.batch.transform import over
 from ....pipeline.run.claim import program_of
-from ....pipeline.spark.clock import stopped
-from ....pipeline.spark.expressions import Impurities, at_time, impurities, workers_at
+from ....pipeline.spark.clock import Impurities, at_time, impurities, stopped, workers_at
 from ....pipeline.spark.plans import hidden, plan_of
 from ....pipeline.spark.session import with_settings
 from ....pipeline.spark.user_errors import translate
@@ -41,45 +40,45 @@ from .outcomes import RunOutcome, committed, outcome
 
 _SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
 _FEW, _MOST_PARTS = 7, 100
-"""Where Spark has records apart, how many are together at least, and in how many parts they are at most."""
+"""Minimum number of records per part, and maximum number of parts, if `Arrangement.apart` is set."""
 
 
 def came(replay: StageReplay) -> dict[str, Came]:
-    """Where the records of a version come from, by input. Raises as reading them does."""
+    """Return the origin of a version's records, by input. Raises as reading the records does."""
     return {name: Came(records.partitions, records.versions) for name, records in replay.records.items()}
 
 
 @dataclass(frozen=True)
 class FunctionRows:
-    """The function of one version's stage. Raises `Refused` where it fails."""
+    """Runs the function of one version's stage. Raises `Refused` if the function fails."""
 
     replay: StageReplay
     times_ms: tuple[int, int]
-    """The two times at which it is asked, milliseconds since 1970 UTC."""
+    """The two times at which the function runs, milliseconds since 1970 UTC."""
 
     def of(self, arrangement: Arrangement, at_ms: int) -> tuple[pa.Table, ...]:
-        """What it makes of each batch."""
+        """Return the function's rows for each batch."""
         if self._plain is None:
             return tuple(self._made(batch, at_ms, arrangement) for batch in arrangement.batches)
         numbers = self._plain[RECORD].to_numpy()
-        found = []
+        result = []
         for batch in arrangement.batches:
             rank = np.full(sum(map(len, self._numbers.values())), -1)
             chosen = np.concatenate([self._numbers[name][rows] for name, rows in batch.items()])
             rank[chosen] = np.arange(len(chosen))
-            place = rank[numbers]
-            order = np.argsort(place, kind="stable")
-            found.append(self._plain.take(pa.array(order[np.searchsorted(place[order], 0) :])))
-        return tuple(found)
+            position = rank[numbers]
+            order = np.argsort(position, kind="stable")
+            result.append(self._plain.take(pa.array(order[np.searchsorted(position[order], 0) :])))
+        return tuple(result)
 
     @cached_property
     def impurities(self) -> Impurities:
-        """What its plan has that may give another value for the same record."""
+        """Nondeterministic parts of the function's plan."""
         return self._looked_at[0]
 
     @cached_property
     def _numbers(self) -> dict[str, Rows]:
-        """By input, the number of each of its records: in the order in which they were read."""
+        """Numbers of each input's records, in the order in which they were read."""
         counts = [records.rows.num_rows for records in self.replay.records.values()]
         ends = np.cumsum([0, *counts])
         return {
@@ -89,44 +88,44 @@ class FunctionRows:
 
     @property
     def _plain(self) -> pa.Table | None:
-        """Its rows of all records, each with its record's number, where nothing else goes into them."""
+        """The function's rows with their record numbers, if each depends on its record only; else None."""
         return self._looked_at[1]
 
     @cached_property
     def _looked_at(self) -> tuple[Impurities, pa.Table | None]:
-        every, (at_ms, other_ms) = as_read(came(self.replay)), self.times_ms
+        every, (at_ms, later_ms) = as_read(came(self.replay)), self.times_ms
         with self._rerun(every, at_ms) as rerun:
-            frame, feeds = rerun.needed(rerun.rows), [plan_of(each) for each in rerun.inputs]
-            found = impurities(frame, feeds)
-            if found or rerun.numbered is None:
-                return found, None
-            # What the function itself takes from a clock, or draws, stands in the plan as it came.
-            shown = [hidden(each) for each in rerun.inputs]
+            frame, feeds = rerun.needed(rerun.rows), [plan_of(frame_in) for frame_in in rerun.inputs]
+            nondeterministic = impurities(frame, feeds)
+            if nondeterministic or rerun.numbered is None:
+                return nondeterministic, None
+            # Clock and random values that the Python function itself uses are constants in the plan.
+            inputs = [hidden(frame_in) for frame_in in rerun.inputs]
             plans = []
-            for time_ms in (at_ms, other_ms):
+            for time_ms in (at_ms, later_ms):
                 with stopped(time_ms):
-                    plans.append([plan_of(each) for each in over(self.replay.stage, shown)])
-            if not all(one.sameResult(other) for one, other in zip(*plans, strict=True)):
-                return found, None
+                    plans.append([plan_of(output) for output in over(self.replay.stage, inputs)])
+            if not all(first.sameResult(second) for first, second in zip(*plans, strict=True)):
+                return nondeterministic, None
             with self._calling():
-                return found, rerun.needed(rerun.numbered).toArrow()
+                return nondeterministic, rerun.needed(rerun.numbered).toArrow()
 
-    def _made(self, batch: Batch, at_ms: int, how: Arrangement) -> pa.Table:
-        spark, found = self.replay.program.spark, self.impurities
+    def _made(self, batch: Batch, at_ms: int, arrangement: Arrangement) -> pa.Table:
+        spark, nondeterministic = self.replay.program.spark, self.impurities
         few = max(_FEW, -(-max(map(len, batch.values())) // _MOST_PARTS))
-        with self._rerun(batch, at_ms, few if how.apart else None) as rerun, ExitStack() as until_done:
+        with self._rerun(batch, at_ms, few if arrangement.apart else None) as rerun, ExitStack() as until_done:
             frame = rerun.needed(rerun.rows)
             until_done.enter_context(self._calling())
-            settings = {_SHUFFLE: "5", _ARROW: str(few)} if how.apart else {_SHUFFLE: "2"}
+            settings = {_SHUFFLE: "5", _ARROW: str(few)} if arrangement.apart else {_SHUFFLE: "2"}
             until_done.enter_context(with_settings(spark, settings))
-            if found.python:
-                feeds = [plan_of(each) for each in rerun.inputs]
-                until_done.enter_context(workers_at(frame, feeds, at_ms, separate=how.elsewhere))
-            return (at_time(frame, at_ms) if found.clocks else frame).toArrow()
+            if nondeterministic.python:
+                feeds = [plan_of(frame_in) for frame_in in rerun.inputs]
+                until_done.enter_context(workers_at(frame, feeds, at_ms, separate=arrangement.elsewhere))
+            return (at_time(frame, at_ms) if nondeterministic.clocks else frame).toArrow()
 
     @contextmanager
     def _rerun(self, batch: Batch, at_ms: int, few: int | None = None) -> Iterator[Rerun]:
-        """The function over a batch's records; with `few`, no more than so many are together."""
+        """Run the function over a batch; with `few`, at most that many records are processed together."""
         replay, size = self.replay, {"batch_rows": few} if few is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
@@ -140,8 +139,8 @@ class FunctionRows:
                 for name, records in replay.records.items()
             ]
             with stopped(at_ms):
-                made = Rerun(replay.stage, replay.shape, inputs, replay.output)
-            yield made
+                rerun = Rerun(replay.stage, replay.shape, inputs, replay.output)
+            yield rerun
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -154,9 +153,9 @@ class FunctionRows:
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
-"""What a program most likely depends on beside its input; the last is anything that has changed since it ran."""
-_LATER_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
-"""How much later the other time is: another year, month, day of the week, hour, minute and second."""
+"""Most likely dependence of a program besides its input; `outside` is anything that has changed since it ran."""
+_TIME_SHIFT_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
+"""Offset of the other time: another year, month, day of the week, hour, minute and second."""
 FIRST, COMMITTED = "as it was", "as committed"
 
 
@@ -170,19 +169,19 @@ class Dependence:
     runs: tuple[str, str]
     different: Differences
     plan: Impurities
-    """What the plan of the stage's function has that may be behind it."""
+    """Nondeterministic parts of the function's plan that may explain the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedVersion:
-    """One version that was run again."""
+    """Result of checking one version."""
 
     app: str
     stage: str
     version: int
     records: int
     runs: tuple[str, ...]
-    """In which ways, beside the first."""
+    """Names of the runs after the first."""
     found: tuple[Dependence, ...]
 
     @property
@@ -193,7 +192,7 @@ class CheckedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """One version that could not be run again, and why not."""
+    """A version that could not be replayed, with the reason."""
 
     ref: str
     why: str
@@ -202,8 +201,8 @@ class PassedOver:
 def check(
     program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
 ) -> Iterator[CheckedVersion | PassedOver]:
-    """What was found out about each of these versions, which are those of batches; `on_version` is told before it."""
-    at_ms = max((each.time_ms for each in versions), default=0)
+    """Yield the result for each of these versions, which must be batches; calls `on_version` before each one."""
+    at_ms = max((manifest.time_ms for manifest in versions), default=0)
     now = program_of(program.app)
     for after in versions:
         on_version(after)
@@ -222,33 +221,35 @@ class _Version:
     compare_committed: bool
 
     def checked(self) -> CheckedVersion:
-        """What was found. Raises an error that keeps the version from being run at all."""
+        """Run all arrangements and compare. Raises an error if the version cannot be replayed at all."""
         after, first = self.replay.after, self._first
-        found: list[Dependence] = []
-        ran: list[str] = []
+        dependences: list[Dependence] = []
+        titles: list[str] = []
         for reason, title, arrangement, at_ms in self._runs():
-            # What depends on chance or order shows in the later ways, too.
-            if found and found[-1].reason != "clock":
+            # A dependence on chance or order would show in all later runs too.
+            if dependences and dependences[-1].reason != "clock":
                 break
-            ran.append(title)
+            titles.append(title)
             different = self._different(first, arrangement, at_ms)
             if different:
-                found.append(self._found(reason, (FIRST, title), different))
-        if self.compare_committed and not found:
-            ran.append(COMMITTED)
-            then = committed(self.replay, sent_rows(self.replay))
-            if different := differences(self.replay, then, first):
-                found.append(self._found("outside", (COMMITTED, "now"), different))
-        return CheckedVersion(after.app, after.stage, after.version, self.replay.count, tuple(ran), tuple(found))
+                dependences.append(self._found(reason, (FIRST, title), different))
+        if self.compare_committed and not dependences:
+            titles.append(COMMITTED)
+            original = committed(self.replay, sent_rows(self.replay))
+            if different := differences(self.replay, original, first):
+                dependences.append(self._found("outside", (COMMITTED, "now"), different))
+        return CheckedVersion(
+            after.app, after.stage, after.version, self.replay.count, tuple(titles), tuple(dependences)
+        )
 
     def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
-        """The ways in which it is run again; those that would be the same as another one are left out."""
+        """Yield the arrangements to run, without those equal to an earlier one."""
         replay, first = self.replay, self._as_read
         yield "random", "again", first, self.at_ms
         if any(function.impurities.python for function in self._functions.values()):
-            # The other time is in other processes, too: what differs by them alone is not the clock's.
+            # The run at another time also uses other processes, so exclude their effect first.
             yield "process", "in other Python processes", replace(first, elsewhere=True), self.at_ms
-        yield "clock", "at another time", first, self.at_ms + _LATER_MS
+        yield "clock", "at another time", first, self.at_ms + _TIME_SHIFT_MS
         every, inputs = first.batches[0], came(replay)
         other = in_another_order(inputs)
         if any(not np.array_equal(rows, every[name]) for name, rows in other.items()):
@@ -262,7 +263,7 @@ class _Version:
 
     @property
     def _late_meet(self) -> bool:
-        """Whether a late row may still find its match, depending on where batches end: the program allows late rows."""
+        """True if late rows may find their match depending on batch boundaries, since the program allows late rows."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 
@@ -277,14 +278,18 @@ class _Version:
 
     @cached_property
     def _functions(self) -> dict[str, FunctionRows]:
-        """By output, where each has rows of its own; else that of all, under ""."""
-        replay, times_ms = self.replay, (self.at_ms, self.at_ms + _LATER_MS)
-        names = [one.name for one in replay.stage.writes] if replay.shape.rows and replay.shape.bound is None else [""]
+        """Function rows by output, if each output has rows of its own; else one entry under ""."""
+        replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
+        names = (
+            [output.name for output in replay.stage.writes]
+            if replay.shape.rows and replay.shape.bound is None
+            else [""]
+        )
         return {name: FunctionRows(replay.of_output(name), times_ms) for name in names}
 
     def _outcome(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
-        made = {name: each.of(arrangement, at_ms) for name, each in self._functions.items()}
-        return outcome(self.replay, made, arrangement.partitions, at_ms)
+        rows = {name: function.of(arrangement, at_ms) for name, function in self._functions.items()}
+        return outcome(self.replay, rows, arrangement.partitions, at_ms)
 
     def _different(self, first: RunOutcome, arrangement: Arrangement, at_ms: int) -> Differences:
         try:
@@ -293,10 +298,10 @@ class _Version:
             return Differences(failed=error.message)
 
     def _found(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
-        each = [one.impurities for one in self._functions.values()]
+        impurity_sets = [function.impurities for function in self._functions.values()]
         plan = Impurities(
             *(
-                tuple(dict.fromkeys(name for one in each for name in getattr(one, kind)))
+                tuple(dict.fromkeys(name for impurity_set in impurity_sets for name in getattr(impurity_set, kind)))
                 for kind in ("random", "clocks", "python")
             )
         )

@@ -23,26 +23,25 @@ from .outcomes import RunOutcome
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs between two runs of a version; empty where nothing does."""
+    """Differences between two runs of a version; empty if there are none."""
 
     keys: KeyChanges | None = None
-    """The keys whose rows differ, with their rows after the first run and after the second; None where none do."""
+    """Keys whose rows differ, with their rows after the first run and after the second; None if there are none."""
     sent: dict[str, UnlikeRows] = field(default_factory=dict)
-    """By output, where rows differ."""
+    """Differing rows by output."""
     failed: str = ""
-    """Why the second run failed, where it did."""
+    """Error of the second run; empty if it succeeded."""
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.sent or self.failed)
 
 
 def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
-    """What differs of what is known of both, where nothing that is promised does.
+    """Return the differences of two runs that the guarantees do not allow.
 
-    Floats are compared by `snapshot.diff.equality`. Where the second run has several batches, what the stage emits is
-    compared by what its kind of state says (`Kind.emission`): the rows of its table that a batch changed are those of
-    the table. Of what a function emits, which may be a row for each batch, the rows of each key's last batch must be
-    among those of the first run.
+    Floats are compared by `snapshot.diff.equality`. If the second run has several batches, emitted rows are compared by
+    the state's kind (`Kind.emission`). Rows that are those of the table are compared through the table. If a function
+    emits a row for each batch, the rows of each key's last batch must be among those of the first run.
     """
     largest = max(first.largest, second.largest)
     keys = None
@@ -56,60 +55,60 @@ def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> D
 
 
 def _keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, largest: float) -> KeyChanges | None:
-    every = pa.concat_tables([one.keys for one in (first, second) if one.keys is not None])
-    # What has expired by now, was there when the batch had merged it.
-    before, after = (
-        replace(replay.after, table=replay.table, ssts=one.ssts, clock_ms=BEFORE_ALL_MS) for one in (first, second)
+    touched = pa.concat_tables([run.keys for run in (first, second) if run.keys is not None])
+    # Rows that have expired by now were visible when the batch merged them.
+    first_version, second_version = (
+        replace(replay.after, table=replay.table, ssts=run.ssts, clock_ms=BEFORE_ALL_MS) for run in (first, second)
     )
-    found = changed_keys(replay.program.store, replay.program.cache, before, after, every)
-    assert found is not None  # noqa: S101  it has a table
+    changes = changed_keys(replay.program.store, replay.program.cache, first_version, second_version, touched)
+    assert changes is not None  # noqa: S101  it has a table
     state = replay.stage.state
-    arranged = in_order if state is not None and state.in_any_order else lambda rows: rows
+    arrange = in_order if state is not None and state.in_any_order else lambda rows: rows
     rows = [
-        pa.Table.from_arrays([*found.keys.columns, *arranged(side).columns, pa.array(there)], names=_names(found))
-        for side, there in ((found.before, found.was), (found.after, found.is_there))
+        pa.Table.from_arrays([*changes.keys.columns, *arrange(side).columns, pa.array(present)], names=_names(changes))
+        for side, present in ((changes.before, changes.was), (changes.after, changes.is_there))
     ]
-    found = found.take(np.flatnonzero(unlike(rows[0], rows[1], largest)[0])).changed()
-    return found.in_order() if len(found) else None
+    changes = changes.take(np.flatnonzero(unlike(rows[0], rows[1], largest)[0])).changed()
+    return changes.in_order() if len(changes) else None
 
 
-def _names(found: KeyChanges) -> list[str]:
-    return [str(at) for at in range(found.keys.num_columns + found.before.num_columns + 1)]
+def _names(changes: KeyChanges) -> list[str]:
+    return [str(at) for at in range(changes.keys.num_columns + changes.before.num_columns + 1)]
 
 
 def _sent(
     replay: StageReplay, name: str, first: Sequence[pa.Table], second: Sequence[pa.Table], largest: float
 ) -> UnlikeRows:
-    ours = pa.concat_tables(first)
-    batches = [as_sent(each, ours.schema, name) for each in second]
-    theirs, state = pa.concat_tables(batches), replay.stage.state
+    first_rows = pa.concat_tables(first)
+    batches = [as_sent(batch, first_rows.schema, name) for batch in second]
+    second_rows, state = pa.concat_tables(batches), replay.stage.state
     late = replay.stage.late
     is_by_batch = state is not None and len(batches) > 1 and (late is None or late.name != name)
     if state is not None and is_by_batch and state.emission == "table":
-        return UnlikeRows(ours.slice(0, 0), ours.slice(0, 0))
-    found = UnlikeRows.of(ours, theirs, largest)
-    if found and state is not None and is_by_batch and state.emission == "function":
-        output = next(one for one in replay.stage.writes if one.name == name)
+        return UnlikeRows(first_rows.slice(0, 0), first_rows.slice(0, 0))
+    unlike_rows = UnlikeRows.of(first_rows, second_rows, largest)
+    if unlike_rows and state is not None and is_by_batch and state.emission == "function":
+        output = next(candidate for candidate in replay.stage.writes if candidate.name == name)
         candidates = [[column.name for column in replay.table.key]]
         candidates += [list(output.key)] if isinstance(output, Repartition) else []
-        key = next((names for names in candidates if {*names} <= {*ours.column_names}), [])
-        theirs = _of_last_batches(batches, key)
-        alone = ours.filter(pa.array(_of_no_key(ours, theirs, key)))
-        return UnlikeRows(alone, UnlikeRows.of(ours, theirs, largest).added)
-    return found
+        key = next((names for names in candidates if {*names} <= {*first_rows.column_names}), [])
+        second_rows = _of_last_batches(batches, key)
+        alone = first_rows.filter(pa.array(_without_match(first_rows, second_rows, key)))
+        return UnlikeRows(alone, UnlikeRows.of(first_rows, second_rows, largest).added)
+    return unlike_rows
 
 
 def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
-    """Of each key the rows of the last batch that sent any."""
-    found = [batches[-1]]
+    """Return the rows of each key from the last batch that sent any."""
+    parts = [batches[-1]]
     for rows in reversed(batches[:-1]):
-        found.append(rows.filter(pa.array(_of_no_key(rows, pa.concat_tables(found), key))))
-    return pa.concat_tables(reversed(found))
+        parts.append(rows.filter(pa.array(_without_match(rows, pa.concat_tables(parts), key))))
+    return pa.concat_tables(reversed(parts))
 
 
-def _of_no_key(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> Flags:
-    """Which rows are of a key of which there are no others."""
+def _without_match(rows: pa.Table, other_rows: pa.Table, key: Sequence[str]) -> Flags:
+    """Return flags for the rows whose key has no row in `others`."""
     if not key:
-        return np.full(rows.num_rows, not others.num_rows)
-    hashes = [hash_keys(normalise_keys(each.select(list(key)), key), key) for each in (rows, others)]
+        return np.full(rows.num_rows, not other_rows.num_rows)
+    hashes = [hash_keys(normalise_keys(side.select(list(key)), key), key) for side in (rows, other_rows)]
     return ~np.asarray(pc.is_in(pa.array(hashes[0]), pa.array(hashes[1])))

@@ -1,4 +1,4 @@
-"""Running one batch of history again, whole or in part, on a Spark of this machine: nothing of the app is touched.
+"""Replays one past batch, whole or in part, on a local Spark. The app and its store are only read.
 
-What to run next is decided without Spark: `state/culprit.py`.
+`state/failing.py` decides without Spark which subset to replay next.
 """

@@ -1,8 +1,8 @@
-"""The batches between a bad commit and users' topics, and what they make of chosen records; all else stays as it was.
+"""Batches between a bad commit and users' topics, and their results for a chosen subset of records.
 
-A batch got its records in parts: of a user's topic, or of one version of a stage upstream, whose batch can be replayed
-in its turn. A choice says which records there are; a batch downstream gets what the batches upstream then send it. The
-clock and the watermark of each batch are those of its manifest, whatever is chosen.
+A batch received its records in parts: from a user's topic, or from one version of an upstream stage, whose batch can be
+replayed too. A choice says which records are present; a downstream batch receives what the upstream replays then send.
+The clock and the watermark of each batch are those in its manifest, for any choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ....snapshot.cut.stored import ADDRESS
 from ....snapshot.diff.equality import like, pairs
 from ....snapshot.diff.stored_rows import TableSide
 from ....store.sst import writer as sst
-from ....store.sst.types import SEQ, completed, sst_schema
+from ....store.sst.schema import SEQ, completed, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
 from .inputs import PLACE
@@ -33,62 +33,61 @@ from .program import LoadedProgram
 from .stage_replay import StageReplay
 
 Place = tuple[int, int, int]
-"""A commit's place on the app's line."""
+"""Place of a commit on the app's line."""
 _KEY = ["topic", "partition", "offset", "row"]
-"""Of the table of rejected records."""
+"""Key of the table of rejected records."""
 
 
 @dataclass(eq=False)
 class InputPart:
-    """The records that a batch got on one input from one sender."""
+    """Records that a batch received on one input from one sender."""
 
     batch: ReplayBatch = field(repr=False)
     name: str
-    """The input's declared name."""
+    """Declared name of the input."""
     upstream: str
-    """The stage that sent them; empty for a user's topic."""
+    """Stage that sent the records; empty for a user's topic."""
     version: int
-    """Its version; 0 for a user's topic, and where it is not known."""
+    """Version of that stage; 0 for a user's topic, and if not known."""
     numbers: Numbers
-    """Their numbers in the batch, ascending."""
+    """Record numbers in the batch, ascending."""
     sender: ReplayBatch | None = None
-    """The batch that sent them, once `Batches.expand` has replayed it."""
+    """Batch that sent the records, after `Batches.expand` has replayed it; else None."""
     trace: tuple[Numbers, Numbers] | None = None
-    """Of each record the number here, and in the sender's batch that of the one record that it was made of; None where
-    it was made of several, or it is not known."""
+    """Record numbers in this batch, and the sender's record that each was made from; None if several, or not known."""
 
     @cached_property
     def received(self) -> pa.Table:
-        """The records as the batch's function gets them, in the order of `numbers`; rejected ones included."""
+        """Rows as the batch's function receives them, in the order of `numbers`; rejected ones included."""
         replay, start = self.batch.replay, self.batch.first_left_out[self.name]
-        taken = replay.inputs(self.numbers)[self.name]
+        processed = replay.inputs(self.numbers)[self.name]
         rejected = self.numbers[self.numbers >= replay.count] - start
-        return pa.concat_tables([taken, replay.left_out[self.name].rows.take(pa.array(rejected))])
+        return pa.concat_tables([processed, replay.left_out[self.name].rows.take(pa.array(rejected))])
 
 
 class ReplayBatch:
-    """A version of a stage, to be replayed with any of its records.
+    """A version of a stage, to be replayed with any subset of its records.
 
-    Records have the numbers of `StageReplay`; after these come the ones that the batch rejected.
+    Records have the numbers of `StageReplay`; rejected records are numbered after these.
     """
 
     def __init__(self, replay: StageReplay) -> None:
         self.replay = replay
         self.first_left_out: dict[str, int] = {}
-        places, numbers, inputs = list[pa.Table](), list[Numbers](), list[Numbers]()
+        place_tables, numbers, inputs = list[pa.Table](), list[Numbers](), list[Numbers]()
         count = replay.count
         for at, name in enumerate(replay.records):
             left_out = replay.left_out[name]
             self.first_left_out[name] = count
-            places += [replay.records[name].place, left_out.place]
+            place_tables += [replay.records[name].place, left_out.place]
             numbers += [replay.numbers[name], np.arange(count, count + left_out.rows.num_rows)]
             inputs.append(np.full(len(numbers[-1]) + len(numbers[-2]), at))
             count += left_out.rows.num_rows
         order = np.argsort(np.concatenate(numbers), kind="stable")
-        self.place = pa.concat_tables(places).take(pa.array(order)).combine_chunks()
-        """The columns of `Records.place` by number."""
+        self.place = pa.concat_tables(place_tables).take(pa.array(order)).combine_chunks()
+        """Columns of `Records.place`, by record number."""
         self.inputs = np.concatenate(inputs)[order]
-        """By number, which of the inputs a record is from, in the order in which the stage reads them."""
+        """Input index of each record, by record number; inputs in the order of the stage."""
         self._replays = {"": replay}
 
     def __repr__(self) -> str:
@@ -96,53 +95,53 @@ class ReplayBatch:
 
     @property
     def count(self) -> int:
-        """How many records it read, rejected ones included."""
+        """Number of records that the batch read, rejected ones included."""
         return len(self.inputs)
 
     @cached_property
     def parts(self) -> tuple[InputPart, ...]:
-        """Its records by where they come from."""
+        """Records of the batch, by their origin."""
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[InputPart]:
         versions = self.column(PLACE.names[4])
         for at, (name, records) in enumerate(self.replay.records.items()):
-            mine = np.flatnonzero(self.inputs == at)
-            for version in np.unique(versions[mine]).tolist():
-                yield InputPart(self, name, records.upstream, version, mine[versions[mine] == version])
+            numbers = np.flatnonzero(self.inputs == at)
+            for version in np.unique(versions[numbers]).tolist():
+                yield InputPart(self, name, records.upstream, version, numbers[versions[numbers] == version])
 
     def column(self, name: str) -> Numbers:
-        """A column of `place`, by number."""
+        """Return a column of `place`, by record number."""
         return np.asarray(self.place[name].to_numpy(), np.int64)
 
     def address(self, number: int) -> Address:
-        """Where a record is in Kafka."""
+        """Return the Kafka address of a record."""
         records = list(self.replay.records.values())[int(self.inputs[number])]
         partition, offset, row = (int(self.place[name][number].as_py()) for name in ADDRESS)
         return Address(records.topic, partition, offset, row if records.upstream else None)
 
     def of_output(self, name: str) -> StageReplay:
-        """Its replay, asked about a channel that it writes; empty for its tables."""
+        """Return the replay for a channel that the stage writes; an empty name means its tables."""
         if name not in self._replays:
             self._replays[name] = self.replay.of_output(name)
         return self._replays[name]
 
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, Numbers]]:
-        """The rows that it wrote to each table beside the stage's own, and of which record each is; -1 for none."""
+        """Rows that the batch wrote to each side table, and the record number of each row; -1 for none."""
         replay, seq = self.replay, self.replay.after.row_seq
-        found = {}
+        result = {}
         for name, side in replay.after.side_tables.items():
             stored = TableSide(replay.program.store, replay.program.cache, side.table, None)
-            new = (each for each in side.ssts if each.seq_min <= seq <= each.seq_max)
+            new = (sst for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
             rows = pa.concat_tables(
-                [stored.no_rows(values=True), *(stored.stored(each, SEQ, seq, seq, values=True) for each in new)]
+                [stored.no_rows(values=True), *(stored.stored(sst, SEQ, seq, seq, values=True) for sst in new)]
             )
             numbers = np.full(rows.num_rows, -1, np.int64)
-            mine, records = pairs(rows.select(_KEY).rename_columns(["_topic", *ADDRESS]), self._addresses)
-            numbers[mine] = records
-            found[name] = rows, numbers
-        return found
+            row_numbers, records = pairs(rows.select(_KEY).rename_columns(["_topic", *ADDRESS]), self._addresses)
+            numbers[row_numbers] = records
+            result[name] = rows, numbers
+        return result
 
     @cached_property
     def _addresses(self) -> pa.Table:
@@ -150,49 +149,49 @@ class ReplayBatch:
         return self.place.select(ADDRESS).add_column(0, "_topic", topics.take(pa.array(self.inputs)))
 
     def side_tables(self, chosen: Numbers) -> dict[str, SideTable]:
-        """The tables beside the stage's own, as this batch would have left them with these records only."""
-        before, after, program = self.replay.before, self.replay.after, self.replay.program
-        made = dict(after.side_tables)
+        """Return the side tables as this batch would have left them with only these records."""
+        previous, after, program = self.replay.before, self.replay.after, self.replay.program
+        tables = dict(after.side_tables)
         for name, (rows, numbers) in self.side_rows.items():
-            there = np.isin(numbers, chosen) | (numbers < 0)
-            if there.all():
+            present = np.isin(numbers, chosen) | (numbers < 0)
+            if present.all():
                 continue
-            old = before.side_tables.get(name) or SideTable(after.side_tables[name].table)
-            made[name] = replace(old, table=after.side_tables[name].table)
-            if there.any():
-                table = made[name].table
-                some = completed(rows.filter(pa.array(there)), sst_schema(table))
+            old = previous.side_tables.get(name) or SideTable(after.side_tables[name].table)
+            tables[name] = replace(old, table=after.side_tables[name].table)
+            if present.any():
+                table = tables[name].table
+                present_rows = completed(rows.filter(pa.array(present)), sst_schema(table))
                 write = partial(sst.write, program.scratch, None, app=after.app, stage=after.stage)
-                new = write(table=table, partition=0, rows=some)
-                made[name] = replace(made[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
-        return made
+                new = write(table=table, partition=0, rows=present_rows)
+                tables[name] = replace(tables[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
+        return tables
 
 
 @dataclass
 class Batches:
-    """Batches of an app that were opened to be replayed."""
+    """Opened batches of an app, for replays."""
 
     program: LoadedProgram
     known: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
-    _places: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
+    _sources_by_version: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
     def of(self, after: Manifest) -> ReplayBatch:
-        """The batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
+        """Return the batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
         place = after.stage, after.version
         if place not in self.known:
             self.known[place] = ReplayBatch(StageReplay.of(self.program, after))
         return self.known[place]
 
     def before(self, batch: ReplayBatch) -> ReplayBatch | None:
-        """The newest earlier batch of the stage that was opened."""
+        """Return the newest opened batch of the stage that is earlier than this one; None if there is none."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
         earlier = [other for of, other in self.known if of == stage and other < version]
         return self.known[stage, max(earlier)] if earlier else None
 
     def expand(self, part: InputPart) -> ReplayBatch:
-        """Replay the batch that sent a part, and compare what it sends with what was received.
+        """Replay the batch that sent a part, and check that it sends what was received.
 
-        Raises `CannotProve` where that differs, and as `of`.
+        Raises `CannotProve` if the rows differ, and as `of`.
         """
         if part.sender is not None:
             return part.sender
@@ -224,26 +223,33 @@ class Batches:
         return line_of(self.program.store, self.program.app.name)
 
     def clusters(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
-        """The parts in the app's order, which is that of the commits with which records of users' topics came in.
+        """Return the parts in the app's order: that of the commits that read their records from users' topics.
 
-        Parts that are made of records of the same such commits, or of interleaving ones, are together.
+        Parts whose records come from the same commits, or from interleaving ones, form one cluster.
         """
         if len(parts) == 1:
             return [list(parts)]
         if len({(part.batch, part.name) for part in parts}) == 1 and all(part.version for part in parts):
-            # Versions of one channel are read in their order.
+            # Readers consume the versions of a channel in order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
         sources = {part: self._sources(part) for part in parts}
-        spans = sorted(((min(places), max(places), part) for part, places in sources.items() if places), key=_of)
-        # Where it is not known which batch sent them, they were read before.
-        found = [[part] for part, places in sources.items() if not places]
+        spans = sorted(
+            (
+                (min(sources_of_part), max(sources_of_part), part)
+                for part, sources_of_part in sources.items()
+                if sources_of_part
+            ),
+            key=_span_key,
+        )
+        # Parts from an unknown batch are retried records, which were read earlier.
+        clusters = [[part] for part, sources_of_part in sources.items() if not sources_of_part]
         last: Place | None = None
         for first, end, part in spans:
             if last is None or first > last:
-                found.append([])
-            found[-1].append(part)
+                clusters.append([])
+            clusters[-1].append(part)
             last = end if last is None else max(last, end)
-        return found
+        return clusters
 
     def _sources(self, part: InputPart) -> frozenset[Place]:
         manifest = part.batch.replay.after
@@ -254,23 +260,23 @@ class Batches:
         try:
             return self._sources_of(manifest.app, part.upstream, part.version)
         except NotFound:
-            # Versions further up were collected: what is left of the order is that of the commits that sent the parts.
+            # Versions further upstream were collected, so order by the commits that sent the parts.
             return frozenset(
                 [self._line.place(history.read(self.program.store, manifest.app, part.upstream, part.version))]
             )
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
-        """The places of the commits with which the records came into the app that a version is made of."""
-        if (stage, version) not in self._places:
-            self._places[stage, version] = frozenset(self._places_of(app, stage, version))
-        return self._places[stage, version]
+        """Return the places of the commits that read the records from which a version is made."""
+        if (stage, version) not in self._sources_by_version:
+            self._sources_by_version[stage, version] = frozenset(self._places_of(app, stage, version))
+        return self._sources_by_version[stage, version]
 
     def _places_of(self, app: str, stage: str, version: int) -> Iterator[Place]:
         store = self.program.store
         after = history.read(store, app, stage, version)
-        before = history.before(store, after)
+        previous = history.before(store, after)
         for name, end in after.inputs.items():
-            start = before.inputs.get(name) if before is not None else None
+            start = previous.inputs.get(name) if previous is not None else None
             if not end.upstream:
                 if end.rows:
                     yield self._line.place(after)
@@ -279,20 +285,20 @@ class Batches:
                 yield from self._sources_of(app, sent.stage, sent.version)
 
 
-def _of(span: tuple[Place, Place, InputPart]) -> tuple[Place, Place]:
+def _span_key(span: tuple[Place, Place, InputPart]) -> tuple[Place, Place]:
     return span[:2]
 
 
 def sent_as(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
-    """What a stage sends of its function's rows, with the columns with which it was received."""
+    """Return the rows that a stage sends, given its function's rows, with the columns of the received rows."""
     return replay.sent(rows).select(received.column_names).cast(received.schema)
 
 
 def why_different(program: LoadedProgram, after: Manifest) -> str:
-    """Why a replay gives something else than was committed, as far as the programs' files say."""
+    """Return a sentence why a replay may differ from what was committed, judged by the programs' files."""
     now, then = program_of(program.app), after.program
     if now is None or then is None:
-        return "Has the code changed, or does it give another result each time?"
+        return "Has the code changed, or is it nondeterministic?"
     if now.checksum != then.checksum:
         return f"Has the code changed? {now.path} is not, byte for byte, the program that ran then, {then}"
     return (
@@ -302,11 +308,10 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
 
 
 class Choice:
-    """What batches make of chosen records.
+    """Results of batches for a chosen subset of records.
 
-    `chosen` has of some parts the numbers of their records, `more` rows that come with these. Records of other parts
-    are those that their senders send, where these were replayed; else there are none. With `only`, `root` gets no
-    other records than these.
+    `chosen` has record numbers of some parts, and `more` has extra rows for them. Other parts have the records that
+    their senders send, if these were replayed, else none. `only` limits the records of `root`.
     """
 
     def __init__(
@@ -325,12 +330,12 @@ class Choice:
         self._manifests: dict[ReplayBatch, Manifest] = {}
 
     def is_whole(self, batch: ReplayBatch) -> bool:
-        """Whether a batch has all its records, after the state that it had."""
+        """Return True if a batch has all its records, and its original state."""
         if batch not in self._whole:
-            before = self._batches.before(batch)
-            self._whole[batch] = (before is None or self.is_whole(before) or batch.replay.shape.bound is None) and all(
-                self._has_all(part) for part in batch.parts
-            )
+            previous = self._batches.before(batch)
+            self._whole[batch] = (
+                previous is None or self.is_whole(previous) or batch.replay.shape.bound is None
+            ) and all(self._has_all(part) for part in batch.parts)
         return self._whole[batch]
 
     def _has_all(self, part: InputPart) -> bool:
@@ -339,30 +344,30 @@ class Choice:
         return part.sender is not None and self.is_whole(part.sender)
 
     def numbers(self, batch: ReplayBatch) -> Numbers:
-        """The records that a batch has, of those that it had."""
-        return self._of(batch)[0]
+        """Return the numbers of a batch's original records that are present."""
+        return self._present(batch)[0]
 
     def of_part(self, part: InputPart) -> Numbers:
-        """The records that a batch has of a part, of those that it had."""
+        """Return the numbers of a part's original records that are present."""
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
     def is_known(self, batch: ReplayBatch) -> bool:
-        """Whether a batch has no records that it did not have."""
-        return not self._of(batch)[1]
+        """Return True if a batch has no records other than its original ones."""
+        return not self._present(batch)[1]
 
-    def _of(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
-        """The numbers of the records that it has, and by input records that it did not have then."""
+    def _present(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
+        """Return the numbers of the original records that are present, and new rows by input."""
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
             for part in batch.parts:
-                some, rows = self._part(part)
-                numbers.append(some)
+                part_numbers, rows = self._part(part)
+                numbers.append(part_numbers)
                 if rows is not None and rows.num_rows:
                     new.setdefault(part.name, []).append(rows)
-            mine = np.unique(np.concatenate(numbers))
+            present = np.unique(np.concatenate(numbers))
             if batch is self._root and self._only is not None:
-                mine = np.intersect1d(mine, self._only)
-            self._inputs[batch] = mine, new
+                present = np.intersect1d(present, self._only)
+            self._inputs[batch] = present, new
         return self._inputs[batch]
 
     def _part(self, part: InputPart) -> tuple[Numbers, pa.Table | None]:
@@ -373,41 +378,42 @@ class Choice:
         if self.is_whole(part.sender):
             return part.numbers, None
         if part.trace is not None and self.is_known(part.sender):
-            mine, made_of = part.trace
-            return mine[np.isin(made_of, self.numbers(part.sender))], None
+            own_numbers, made_of = part.trace
+            return own_numbers[np.isin(made_of, self.numbers(part.sender))], None
         sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
-        mine, other = like(sent, part.received)
-        if len(mine) == sent.num_rows:
-            return part.numbers[other], None
-        rejected = mine[part.numbers[other] >= part.batch.replay.count]
+        own_numbers, received_rows = like(sent, part.received)
+        if len(own_numbers) == sent.num_rows:
+            return part.numbers[received_rows], None
+        rejected = own_numbers[part.numbers[received_rows] >= part.batch.replay.count]
         return part.numbers[:0], sent.take(pa.array(np.setdiff1d(np.arange(sent.num_rows), rejected)))
 
     def _replay(self, batch: ReplayBatch, output: str = "") -> StageReplay:
-        replay, before = batch.of_output(output), self._batches.before(batch)
-        if before is None or replay.shape.bound is None or self.is_whole(before):
+        replay, previous = batch.of_output(output), self._batches.before(batch)
+        if previous is None or replay.shape.bound is None or self.is_whole(previous):
             return replay
-        return replay.based_on(self.manifest(before))
+        return replay.based_on(self.manifest(previous))
 
     def rows(self, batch: ReplayBatch, output: str = "") -> pa.Table:
-        """What the stage's function makes of the records."""
+        """Return the rows that the stage's function makes of the present records."""
         key = batch, "" if batch.replay.shape.bound is not None else output
         if key not in self._rows:
-            replay, (numbers, new) = batch.of_output(key[1]), self._of(batch)
-            taken = numbers[numbers < replay.count]
-            if not new and not len(taken):
-                # Of no records a stage's function is not asked.
+            replay, (numbers, new) = batch.of_output(key[1]), self._present(batch)
+            processed = numbers[numbers < replay.count]
+            if not new and not len(processed):
+                # Without records, the stage's function does not run.
                 self._rows[key] = replay.rows().slice(0, 0)
             elif not new:
-                self._rows[key] = replay.rows(None if len(taken) == replay.count else taken)
+                self._rows[key] = replay.rows(None if len(processed) == replay.count else processed)
             else:
                 inputs = {
-                    name: pa.concat_tables([rows, *new.get(name, ())]) for name, rows in replay.inputs(taken).items()
+                    name: pa.concat_tables([rows, *new.get(name, ())])
+                    for name, rows in replay.inputs(processed).items()
                 }
                 self._rows[key] = replay.run(inputs)
         return self._rows[key]
 
     def manifest(self, batch: ReplayBatch) -> Manifest:
-        """The version that the batch would have committed."""
+        """Return the version that the batch would have committed."""
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after
             if replay.shape.bound is not None:

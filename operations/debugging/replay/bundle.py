@@ -1,10 +1,9 @@
-"""A case that runs anywhere: one batch, with all that a replay of it needs, as values and as a file.
+"""Bundles: one batch with everything that its replay needs, in memory and as a file.
 
-It has nothing of the settings: no secret, no store, no broker, no host. What the program's file says, it says.
+A bundle has no settings: no secret, store, broker or host, except what the program's file contains.
 
-The file is a zip of an index in JSON, Arrow streams, and the program. What lies in a zip may be anybody's: nothing is
-taken out of it but members of known names, into memory, of a bounded size, and each is held to what the index says. It
-holds no pickle.
+The file is a zip of an index in JSON, Arrow streams, and the program. The zip is untrusted input: only members with
+known names are read, into memory and up to a size limit, and each is validated against the index. There is no pickle.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from msgspec.structs import replace
 
 from ....common.whole_file import whole_file
 from ....errors import Refused
-from ....store.sst.types import PREV, arrow_schema, sst_schema
+from ....store.sst.schema import PREV, arrow_schema, sst_schema
 from ....store.versions import checks, limits
 from ....store.versions.manifest import EventTime, Manifest, Table
 from .inputs import PLACE, Records
 
 FORMAT = 1
-"""The format that this program writes, and the newest that it reads."""
+"""Format version that is written, and the newest that can be read."""
 MAX_BYTES = 1 << 30
-"""Of all members together, as they are in memory."""
+"""Maximum uncompressed size of all members together."""
 THERE = "_there"
-"""Column of the rows before: whether the key had one."""
+"""Column of `Bundle.before`: True if the key had a row."""
 FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.py\Z"
-"""What the program's file may be called in a bundle."""
+"""Pattern of the program's file name in a bundle."""
 
 _INDEX = "index.json"
 _PROGRAM = "program.py"
@@ -44,7 +43,7 @@ _BEFORE = "before.arrow"
 _COMMITTED = "committed.arrow"
 _MAX_INDEX_BYTES = 1 << 22
 _DAY_ONE = (1980, 1, 1, 0, 0, 0)
-"""The date of each member, so that equal bundles have equal bytes."""
+"""Date of each member, fixed so that equal bundles have equal bytes."""
 
 _Names = Meta(max_length=256, description="at most 256 names")
 _FileName = Annotated[str, Meta(pattern=FILE_NAME, description="the name of a Python file")]
@@ -56,7 +55,7 @@ class BundledInput(Struct, frozen=True):
     name: limits.Topic
     topic: limits.Topic
     upstream: limits.NameOrNone
-    """The stage that wrote it; empty for a user's topic."""
+    """Stage that wrote the input; empty for a user's topic."""
 
 
 class BundledOutput(Struct, frozen=True):
@@ -65,39 +64,39 @@ class BundledOutput(Struct, frozen=True):
     name: limits.Topic
     key: Annotated[tuple[limits.ColumnName, ...], limits.SOME_COLUMNS]
     known: bool
-    """Whether the bundle has what was sent on it."""
+    """True if the bundle has the rows that were sent on this channel."""
 
 
 class Index(Struct, frozen=True, kw_only=True):
-    """What the members of a bundle are."""
+    """Index of a bundle's members."""
 
     app: limits.Name
     stage: limits.Name
     version: limits.Version
     time_ms: limits.TimeMs
-    """When the version was committed."""
+    """Commit time of the version."""
     program: _FileName
-    """What the program's file is called."""
+    """Name of the program's file."""
     inputs: Annotated[tuple[BundledInput, ...], _Names]
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
     table: Table | None
-    """As the version had it; None for a stage without one."""
+    """Table of the version; None for a stage without one."""
     seq: limits.Version
     """`_seq` of the rows that the version wrote."""
     before_clock_ms: limits.SpanMs
     clock_ms: limits.SpanMs
-    """By which rows of the table expire, at the version before it and at the version."""
+    """Clock by which rows expire at this version; `before_clock_ms` is that of the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
-    """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
+    """Limit beyond which event times were too far ahead; rows are late by `before_watermark_ms`."""
     before_due_ms: limits.SpanMs | None
     next_due_ms: limits.SpanMs | None
     due_ms: limits.SpanMs | None
-    """What fell due: what the version before it says of that, and up to when rows had at the version."""
+    """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are those of the previous version."""
     wall_ms: limits.EventMs | None = None
-    """The wall clock at the batch's start, where rows of the table fall due."""
+    """Wall clock at the start of the batch, if rows of the table fall due by it."""
     some_keys: bool
-    """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
+    """True if the bundle has only some of the keys that the batch wrote; others are not compared."""
 
     @property
     def after(self) -> Manifest:
@@ -120,7 +119,7 @@ class Index(Struct, frozen=True, kw_only=True):
 
     @property
     def before(self) -> Manifest:
-        """The version before it, without its SSTs."""
+        """The previous version, without its SSTs."""
         times = EventTime(
             self.before_watermark_ms, bound_ms=self.bound_ms, due_ms=self.before_due_ms, next_due_ms=self.next_due_ms
         )
@@ -132,13 +131,13 @@ class Bundle:
     """One batch.
 
     Attributes:
-        index: What it is.
-        program: The source of the program.
-        records: What the batch read, by the input's declared name.
-        before: The keys that were touched or fell due, the value columns of their rows before the batch as SSTs have
-            them, and whether there was one (`THERE`); None without a table.
-        committed: The rows that the version wrote, as SSTs have them but for `_prev_seq`; None without a table.
-        sent: What it sent, by channel, where that is known.
+        index: Description of the batch and the bundle's members.
+        program: Source of the program.
+        records: Records that the batch read, by the input's declared name.
+        before: Keys that were written or fell due, the value columns of their previous rows as in SSTs, and a flag for
+            existing rows (`THERE`); None without a table.
+        committed: Rows that the version wrote, as in SSTs but without `_prev_seq`; None without a table.
+        sent: Rows that the version sent, by channel, if known.
     """
 
     index: Index
@@ -150,13 +149,13 @@ class Bundle:
 
 
 def committed_schema(table: Table) -> pa.Schema:
-    """The columns of `Bundle.committed`."""
+    """Return the columns of `Bundle.committed`."""
     schema = sst_schema(table)
     return schema.remove(schema.get_field_index(PREV))
 
 
 def before_schema(table: Table) -> pa.Schema:
-    """The columns of `Bundle.before`."""
+    """Return the columns of `Bundle.before`."""
     return pa.schema([*arrow_schema(table.key), *arrow_schema(table.values), pa.field(THERE, pa.bool_())])
 
 
@@ -165,10 +164,10 @@ class _OnlyFormat(Struct):
 
 
 def encode(bundle: Bundle) -> bytes:
-    """The bytes of the zip. Equal bundles give equal bytes.
+    """Return the bytes of the zip. Equal bundles give equal bytes.
 
     Raises:
-        Refused: It is larger than what is read again.
+        Refused: The bundle is larger than `MAX_BYTES`, which `read` would refuse.
     """
     index = msgspec.to_builtins(bundle.index)
     members = {_INDEX: msgspec.json.format(msgspec.json.encode({"format": FORMAT, **index})), _PROGRAM: bundle.program}
@@ -191,17 +190,17 @@ def encode(bundle: Bundle) -> bytes:
 
 
 def write(bundle: Bundle, path: Path) -> None:
-    """Write the zip, whole or not at all. Raises `Refused` where that cannot be."""
+    """Write the zip atomically. Raises `Refused` if the file cannot be written."""
     data = encode(bundle)
     with whole_file(path, "name") as temporary:
         temporary.write_bytes(data)
 
 
 def read(path: Path) -> Bundle:
-    """The bundle in a file.
+    """Read a bundle from a file.
 
     Raises:
-        Refused: It is none, or one of a newer format, or damaged; or it cannot be read.
+        Refused: The file cannot be read, is not a bundle, is damaged, or has a newer format.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -211,15 +210,15 @@ def read(path: Path) -> Bundle:
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
         # An encrypted member is a RuntimeError, a damaged entry may be any of these.
         raise Refused(
-            f"{path} is no bundle that can be replayed: {error}",
+            f"{path} is not a valid bundle: {error}",
             hint="write it again: slackwater replay APP/STAGE@VERSION --bundle FILE.zip",
         ) from error
 
 
 def _tables(bundle: Bundle) -> Iterator[tuple[str, pa.Table]]:
-    """The tables, by their members' names."""
-    for number, each in enumerate(bundle.index.inputs):
-        records = bundle.records[each.name]
+    """Yield the tables with the names of their members."""
+    for number, bundled_input in enumerate(bundle.index.inputs):
+        records = bundle.records[bundled_input.name]
         columns, fields = [*records.rows.columns, *records.place.columns], [*records.rows.schema, *PLACE]
         yield _input(number), pa.Table.from_arrays(columns, schema=pa.schema(fields))
     for number, output in enumerate(bundle.index.outputs):
@@ -239,55 +238,59 @@ def _output(number: int) -> str:
 
 
 def _bundle(archive: zipfile.ZipFile) -> Bundle:
-    """What the members of a zip are. Raises `ValueError` where they are no bundle, and as reading a zip does."""
+    """Return the bundle in a zip. Raises `ValueError` if it is no bundle, and as reading a zip does."""
     entries = archive.infolist()
     if (size := sum(entry.file_size for entry in entries)) > MAX_BYTES:
         raise ValueError(f"its members have {size:,} bytes; expected at most {MAX_BYTES:,}")
     index = _index(archive)
-    outputs = {_output(number): each.name for number, each in enumerate(index.outputs) if each.known}
+    outputs = {_output(number): output.name for number, output in enumerate(index.outputs) if output.known}
     state = (_BEFORE, _COMMITTED) if index.table is not None else ()
     expected = {_INDEX, _PROGRAM, *map(_input, range(len(index.inputs))), *outputs, *state}
     names = [entry.filename for entry in entries]
-    if strange := sorted(set(names) - expected):
-        raise ValueError(f"it has a member {strange[0][:100]!r}, which bundles do not have")
+    if unknown := sorted(set(names) - expected):
+        raise ValueError(f"it has a member {unknown[0][:100]!r}, which bundles do not have")
     if missing := sorted(expected - set(names)):
         raise ValueError(f"it lacks {missing[0]!r}")
     if len(names) > len(expected):
         raise ValueError("it has a member twice")
-    records = {each.name: _records(archive, number, each) for number, each in enumerate(index.inputs)}
+    records = {
+        bundled_input.name: _records(archive, number, bundled_input)
+        for number, bundled_input in enumerate(index.inputs)
+    }
     sent = {name: _table(archive, member) for member, name in outputs.items()}
-    before = committed = None
+    rows_before = committed = None
     if index.table is not None:
-        before = _table(archive, _BEFORE, before_schema(index.table))
+        rows_before = _table(archive, _BEFORE, before_schema(index.table))
         committed = _table(archive, _COMMITTED, committed_schema(index.table))
-    return Bundle(index, _member(archive, _PROGRAM, MAX_BYTES), records, before, committed, sent)
+    return Bundle(index, _member(archive, _PROGRAM, MAX_BYTES), records, rows_before, committed, sent)
 
 
 def _index(archive: zipfile.ZipFile) -> Index:
     data = _member(archive, _INDEX, _MAX_INDEX_BYTES)
     try:
-        found = msgspec.json.decode(data, type=_OnlyFormat).format
-        if found > FORMAT:
+        format_found = msgspec.json.decode(data, type=_OnlyFormat).format
+        if format_found > FORMAT:
             raise Refused(
-                f"{archive.filename} is a bundle of format {found}; this slackwater reads formats up to {FORMAT}",
+                f"{archive.filename} is a bundle of format {format_found}; this slackwater reads formats up to "
+                f"{FORMAT}",
                 hint="a newer slackwater wrote it: upgrade this one",
             )
-        index = msgspec.json.decode(data, type=Index) if found > 0 else None
+        index = msgspec.json.decode(data, type=Index) if format_found > 0 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"its {_INDEX} is not readable: {error}") from error
     if index is None:
-        raise ValueError(f"its format is {found}; formats are counted from 1")
-    for wrong in checks.relations(index.after):
-        raise ValueError(f"in its {_INDEX}, {wrong.field} is {wrong.actual!r:.200}; expected {wrong.expected}")
+        raise ValueError(f"its format is {format_found}; formats are counted from 1")
+    for problem in checks.relations(index.after):
+        raise ValueError(f"in its {_INDEX}, {problem.field} is {problem.actual!r:.200}; expected {problem.expected}")
     return index
 
 
 def _records(archive: zipfile.ZipFile, number: int, declared: BundledInput) -> Records:
-    found = _table(archive, _input(number))
-    at = found.num_columns - len(PLACE)
-    if at < 0 or pa.schema(list(found.schema)[at:]) != PLACE or any(c.null_count for c in found.columns[at:]):
-        raise ValueError(f"{_input(number)!r} does not say where its records are from")
-    rows, place = found.select(range(at)), found.select(range(at, found.num_columns))
+    table = _table(archive, _input(number))
+    at = table.num_columns - len(PLACE)
+    if at < 0 or pa.schema(list(table.schema)[at:]) != PLACE or any(c.null_count for c in table.columns[at:]):
+        raise ValueError(f"{_input(number)!r} lacks the columns with the origin of its records")
+    rows, place = table.select(range(at)), table.select(range(at, table.num_columns))
     return Records(declared.topic, declared.upstream, rows, place)
 
 
@@ -303,7 +306,7 @@ def _table(archive: zipfile.ZipFile, name: str, schema: pa.Schema | None = None)
         raise ValueError(f"{name!r} has columns ({_shown(table.schema)}); expected ({_shown(schema)})")
     fields = zip(table.schema, table.columns, strict=True)
     if any(column.null_count for field, column in fields if not field.nullable):
-        raise ValueError(f"{name!r} has nulls where there are none")
+        raise ValueError(f"{name!r} has nulls in a column that is not nullable")
     return table
 
 

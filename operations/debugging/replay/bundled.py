@@ -1,4 +1,4 @@
-"""From a replay to a bundle, and from a bundle to a replay that needs neither Kafka nor the app's store."""
+"""Converts a replay to a bundle, and a bundle to a replay that needs neither Kafka nor the app's store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
+from ....store.sst.schema import HASH, OP, PUT, SEQ, completed, sst_schema
 from ....store.versions.manifest import EventTime, Sst, Table
 from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
 from .compare import Comparison, SentRows
@@ -31,25 +31,25 @@ from .program import open_program
 from .stage_replay import StageReplay, of_keys
 
 _CACHE_BYTES = 1 << 30
-_UNKNOWN = "the bundle does not have what was sent: Kafka had it no more"
+_UNKNOWN = "the bundle lacks the rows sent: Kafka no longer had them"
 
 
 @dataclass(frozen=True)
 class BundledReplay(StageReplay):
-    """The replay of a bundle's batch."""
+    """Replay of a bundle's batch."""
 
     known: pa.Table | None = None
-    """The keys of whose rows before it knows; None for a stage without a table."""
+    """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """As any replay; raises `Refused` for keys whose rows before are not in the bundle."""
+        """Merge rows as `StageReplay.merged`. Raises `Refused` for keys whose previous rows are missing."""
         assert self.known is not None  # noqa: S101  a stage without a table merges nothing
-        known = hash_keys(self.known, self.known.column_names)
-        strange = np.setdiff1d(rows["_hash"].to_numpy(), known)
-        if len(strange):
+        known_hashes = hash_keys(self.known, self.known.column_names)
+        new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
+        if len(new_hashes):
             raise Refused(
-                f"the program now writes {len(strange)} keys that it did not write when the bundle was made, so their "
-                "rows before are not in it",
+                f"the program now writes {len(new_hashes)} keys that it did not write when the bundle was made, so "
+                "their rows before are not in it",
                 hint=f"write it again with this program: slackwater replay {self.after.app}/{self.after.stage}"
                 f"@v{self.after.version} --code FILE --bundle FILE.zip",
             )
@@ -57,18 +57,18 @@ class BundledReplay(StageReplay):
 
 
 def capture(
-    replay: StageReplay, found: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
+    replay: StageReplay, comparison: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
 ) -> Bundle:
-    """The bundle of a batch that was replayed: `found` is what `compare` gave, with the same `sent` and `only`.
+    """Return the bundle of a replayed batch; `comparison` is from `compare` with the same `sent` and `only`.
 
-    `only` are key columns, for a case of these keys alone: then records that do not reach them are left out, where it
-    is known which these are. Raises `Refused` where the program is no file, and as looking up state does.
+    `only` are key columns, to restrict the bundle to these keys: then records that do not reach them are left out, if
+    it is known which these are. Raises `Refused` if the program has no file, and as looking up state does.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
-        raise Refused("a bundle has the program's file, and this one was declared in no file")
+        raise Refused("a bundle needs the program's file, but this program was not loaded from a file")
     inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.repartitions
-    known, times = replay.before.event_time or EventTime(), after.event_time or EventTime()
+    previous_times, times = replay.before.event_time or EventTime(), after.event_time or EventTime()
     index = Index(
         app=after.app,
         stage=after.stage,
@@ -76,38 +76,40 @@ def capture(
         time_ms=after.time_ms,
         program=file.name if re.match(FILE_NAME, file.name) else "program.py",
         inputs=tuple(BundledInput(name, replay.records[name].topic, replay.records[name].upstream) for name in inputs),
-        outputs=tuple(BundledOutput(one.name, one.key, sent[one.name].rows is not None) for one in channels),
+        outputs=tuple(
+            BundledOutput(channel.name, channel.key, sent[channel.name].rows is not None) for channel in channels
+        ),
         table=table,
         seq=after.row_seq,
         before_clock_ms=replay.before.clock_ms,
         clock_ms=after.clock_ms,
         before_watermark_ms=replay.before.watermark_ms,
         bound_ms=times.bound_ms,
-        before_due_ms=known.due_ms,
-        next_due_ms=known.next_due_ms,
+        before_due_ms=previous_times.due_ms,
+        next_due_ms=previous_times.next_due_ms,
         due_ms=times.due_ms,
         wall_ms=times.wall_ms,
         some_keys=only is not None,
     )
-    records, before, committed = replay.records, None, None
+    records, rows_before, committed = replay.records, None, None
     if only is not None and replay.knows_records:
         records = replay.taken(np.unique(replay.record_of(of_keys(replay.rows(), only))))
-    if table is not None and found.keys is not None and found.committed is not None:
-        before = _before(replay, table, found.keys.keys, only)
+    if table is not None and comparison.keys is not None and comparison.committed is not None:
+        rows_before = _before(replay, table, comparison.keys.keys, only)
         schema = committed_schema(table)
-        committed = found.committed.select(schema.names).cast(schema)
-    known_rows = {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None}
-    return Bundle(index, file.read_bytes(), records, before, committed, known_rows)
+        committed = comparison.committed.select(schema.names).cast(schema)
+    known_rows = {channel.name: rows for channel in channels if (rows := sent[channel.name].rows) is not None}
+    return Bundle(index, file.read_bytes(), records, rows_before, committed, known_rows)
 
 
 @contextmanager
 def open_bundle(
     bundle: Bundle, code: Path | None = None
 ) -> Iterator[tuple[BundledReplay, dict[str, SentRows], pa.Table | None]]:
-    """The replay of a bundle, what its version sent, and the keys to which `compare` is to be restricted, if any.
+    """Open the replay of a bundle. Yields the replay, the rows sent, and the keys for `compare` or None for all.
 
-    `code` is the program to replay it with; None for the one in the bundle. Starts Spark, unless one runs here already.
-    Raises `Refused` where the program is not one that can replay it, and as `load_app`.
+    `code` is the program to replay; None for the one in the bundle. Starts Spark unless a session runs already. Raises
+    `Refused` if the program cannot replay the bundle, and as `load_app`.
     """
     index = bundle.index
     with tempfile.TemporaryDirectory(prefix="slackwater-bundle-", ignore_cleanup_errors=True) as folder:
@@ -117,19 +119,19 @@ def open_bundle(
         app = load_app(str(file), name=index.app)
         store, cache = LocalStore(Path(folder) / "store"), SstCache(Path(folder) / "cache", _CACHE_BYTES)
         with open_program(app, store, cache, MemoryKafka("memory://bundle")) as program:
-            before, after, known = index.before, index.after, None
+            before, after, known_keys = index.before, index.after, None
             if index.table is not None and bundle.before is not None and bundle.committed is not None:
-                known = bundle.before.select([column.name for column in index.table.key])
+                known_keys = bundle.before.select([column.name for column in index.table.key])
                 before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle.before, index.table)))
                 after = replace(after, ssts=before.ssts + _stored(store, index, index.table, bundle.committed))
-            replay = BundledReplay(program, before, after, read=dict(bundle.records), known=known)
+            replay = BundledReplay(program, before, after, read=dict(bundle.records), known=known_keys)
             _check_inputs(replay, bundle)
-            sent = {one.name: SentRows(bundle.sent.get(one.name), _UNKNOWN) for one in replay.stage.writes}
-            yield replay, sent, known if index.some_keys else None
+            sent = {output.name: SentRows(bundle.sent.get(output.name), _UNKNOWN) for output in replay.stage.writes}
+            yield replay, sent, known_keys if index.some_keys else None
 
 
 def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
-    """The rows before the batch of the keys that either side wrote, and of those that were left as they fell due."""
+    """Return the previous rows of keys that the original or the replay wrote, and of keys that fell due."""
     keys = written
     if replay.due is not None and replay.due.pending:
         due = of_keys(replay.stored.due(replay.due.span, EVERY_HASH).keys, only)
@@ -139,9 +141,9 @@ def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 
-def _as_sst(before: pa.Table, table: Table) -> pa.Table:
-    """The rows before as SSTs have them. None expires: those that had were not there for the batch."""
-    rows = before.filter(before[THERE]).drop_columns([THERE])
+def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
+    """Return the previous rows with the columns of SSTs. None of them expires; expired rows are not in the bundle."""
+    rows = rows_before.filter(rows_before[THERE]).drop_columns([THERE])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
@@ -153,7 +155,7 @@ def _as_sst(before: pa.Table, table: Table) -> pa.Table:
 
 
 def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
-    """Write rows of an SST, if there are any, whatever state partitions they were of."""
+    """Write rows as one SST, whatever their state partitions; returns no SST for no rows."""
     if not rows.num_rows:
         return ()
     whole = replace(table, partitions=1)
@@ -161,17 +163,21 @@ def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> t
 
 
 def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
-    """Raise `Refused` unless the stage's function can get the bundle's records."""
-    for name in (each.name for each in bundle.index.inputs):
+    """Raise `Refused` unless the stage's function accepts the bundle's records."""
+    for name in (bundled_input.name for bundled_input in bundle.index.inputs):
         if name not in replay.schemas:
-            raise Refused(f"the program's stage {replay.after.stage!r} does not read {name!r}, as the bundle's does")
+            raise Refused(
+                f"the program's stage {replay.after.stage!r} does not read {name!r}, which the bundle has records of"
+            )
     for name, schema in replay.schemas.items():
         if name not in bundle.records:
-            raise Refused(f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has nothing")
-        found = bundle.records[name].rows.schema
-        if found.names != schema.names or found.types != schema.types:
+            raise Refused(
+                f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has no records"
+            )
+        bundled = bundle.records[name].rows.schema
+        if bundled.names != schema.names or bundled.types != schema.types:
             raise Refused(
                 f"the program's {name!r} has columns ({schema.to_string()}), and the bundle's others "
-                f"({found.to_string()})",
+                f"({bundled.to_string()})",
                 hint="replay it with a program that reads the same columns",
             )

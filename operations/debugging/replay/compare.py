@@ -1,4 +1,4 @@
-"""What a replay of a whole batch gives, beside what the version committed: rows of its table, and rows that it sent."""
+"""Compares the replay of a whole batch with what the version committed: table rows, and rows sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
 from ....state.records import behind
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Output
 from .inputs import read_input
 from .stage_replay import StageReplay, of_keys
@@ -26,12 +26,12 @@ from .stage_replay import StageReplay, of_keys
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """What a version sent on one channel."""
+    """Rows that a version sent on one channel."""
 
     rows: pa.Table | None
-    """In no order that means anything; None where nobody knows any more."""
+    """Rows in no particular order; None if no longer known."""
     unknown: str = ""
-    """Why not, then."""
+    """Reason why the rows are not known; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,111 +55,110 @@ class UnlikeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChannelComparison:
-    """What was sent on one channel, then and by the replay."""
+    """Rows sent on one channel, by the version and by the replay."""
 
     name: str
     committed: SentRows
     replayed: pa.Table
     missing: pa.Table
-    """Rows that were sent then, and not by the replay; as often as they are missing."""
+    """Rows that the version sent and the replay does not, with duplicates."""
     added: pa.Table
-    """Rows that the replay sends, and that were not sent then."""
+    """Rows that the replay sends and the version did not."""
 
     @property
     def same(self) -> bool:
-        """Whether nothing is known to differ."""
+        """True if no difference is known."""
         return not self.missing.num_rows and not self.added.num_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A replay beside the version that it is of."""
+    """Comparison of a replay with its version."""
 
     app: str
     stage: str
     version: int
     time_ms: int
-    """When the version was committed."""
+    """Commit time of the version."""
     read: tuple[tuple[str, int], ...]
-    """Of each input its topic, and how many records of it were replayed."""
+    """Topic and number of replayed records of each input."""
     committed: pa.Table | None
-    """The rows that the version wrote, as its SSTs hold them; None for a stage without a table."""
+    """Rows that the version wrote, as in its SSTs; None for a stage without a table."""
     num_replayed: int
-    """How many keys the replay writes."""
+    """Number of keys that the replay writes."""
     keys: KeyChanges | None
-    """The keys that either writes: their visible rows as committed (`before`), and by the replay (`after`)."""
+    """Keys that either side writes, with their visible rows as committed (`before`) and as replayed (`after`)."""
     hidden: int
-    """Keys whose rows look the same, but are not: internal columns differ, or only one of both wrote them."""
+    """Number of keys with equal visible rows that differ in internal columns, or that only one side wrote."""
     channels: tuple[ChannelComparison, ...]
-    """What was sent on each; none where one key was asked for."""
+    """Comparison of each channel; empty if only some keys were replayed."""
 
     @property
     def different(self) -> KeyChanges | None:
-        """Of `keys` those whose visible rows differ."""
+        """The changes in `keys` whose visible rows differ."""
         return self.keys.changed() if self.keys is not None else None
 
     @property
     def same(self) -> bool:
-        """Whether the replay gives what was committed, as far as that is known."""
-        return not self.different and not self.hidden and all(each.same for each in self.channels)
+        """True if the replay gives what was committed, as far as that is known."""
+        return not self.different and not self.hidden and all(channel.same for channel in self.channels)
 
     @property
     def ref(self) -> str:
-        """A ref to the version."""
+        """Ref of the version."""
         return f"{self.app}/{self.stage}@v{self.version}"
 
 
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
-    """Replay a batch, and compare: one Spark job, or one for each output of a stage without state.
+    """Replay a batch and compare: one Spark job, or one for each output of a stage without state.
 
-    `sent` is what `sent_rows` gives. With `only`, key columns, nothing but these keys' rows is merged and compared, and
-    no channel. Raises `Refused` where the user's code fails, and as reading records and state does.
+    `sent` is the result of `sent_rows`. `only` are key columns, to merge and compare only these keys' rows, and no
+    channel. Raises `Refused` if the user's code fails, and as reading records and state does.
     """
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
     batch = (after.app, after.stage, after.version, after.time_ms, read)
-    every = None if replay.shape.bound is None else of_keys(replay.rows(), only)
-    if every is None:
+    function_rows = None if replay.shape.bound is None else of_keys(replay.rows(), only)
+    if function_rows is None:
         outputs = [
-            # Where each output has rows of its own, they are those of a job of its own.
-            (one, (replay.of_output(one.name) if replay.shape.rows else replay).rows())
-            for one in replay.stage.writes
+            # If each output has rows of its own, each needs its own job.
+            (output, (replay.of_output(output.name) if replay.shape.rows else replay).rows())
+            for output in replay.stage.writes
         ]
-        channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in outputs)
+        channels = tuple(_channel(output.name, sent[output.name], rows) for output, rows in outputs)
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
-        new, emitted = replay.merged(every)
-    new, stored = of_keys(new, only), of_keys(replay.written(), only)
-    # The keys that either side touches.
+        new_rows, emitted = replay.merged(function_rows)
+    new_rows, stored = of_keys(new_rows, only), of_keys(replay.written(), only)
     key, program = arrow_schema(replay.table.key), replay.program
-    touched = pa.concat_tables([rows.select(key.names).cast(key) for rows in (stored, every, new)])
-    keys = changed_keys(program.store, program.cache, after, replay.manifest(new), touched)
-    seen = hash_keys(keys.changed().keys, key.names) if keys is not None else np.array([], np.int64)
-    hidden = len(np.setdiff1d(replay.differing_keys(stored, new), seen))
+    touched = pa.concat_tables([rows.select(key.names).cast(key) for rows in (stored, function_rows, new_rows)])
+    keys = changed_keys(program.store, program.cache, after, replay.manifest(new_rows), touched)
+    visible_hashes = hash_keys(keys.changed().keys, key.names) if keys is not None else np.array([], np.int64)
+    hidden = len(np.setdiff1d(replay.differing_keys(stored, new_rows), visible_hashes))
     writes = replay.stage.emits_to if only is None else ()
-    # One table is for all outputs.
-    each = emitted if len(emitted) > 1 else emitted * len(writes)
-    outputs = list(zip(writes, each, strict=False))
+    # A single table goes to all outputs.
+    tables = emitted if len(emitted) > 1 else emitted * len(writes)
+    outputs = list(zip(writes, tables, strict=False))
     if (late := replay.stage.late) is not None and only is None:
-        outputs.append((late, replay.late(every)))
-    channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in outputs)
-    return Comparison(*batch, stored, new.num_rows, keys, hidden, channels)
+        outputs.append((late, replay.late(function_rows)))
+    channels = tuple(_channel(output.name, sent[output.name], rows) for output, rows in outputs)
+    return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels)
 
 
 def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
-    """What the version sent on each channel that its stage writes, read from Kafka. Raises as `read_input` does."""
-    return {one.name: _sent(replay, one.name) for one in replay.stage.writes}
+    """Return the rows that the version sent on each channel of its stage, from Kafka. Raises as `read_input` does."""
+    return {output.name: _sent(replay, output.name) for output in replay.stage.writes}
 
 
 def _sent(replay: StageReplay, name: str) -> SentRows:
-    before, after = replay.before, replay.after
+    previous, after = replay.before, replay.after
     if name in after.sinks:
-        return SentRows(None, "is a sink, whose rows wait for nobody to compare them")
+        return SentRows(None, "is a sink, whose rows are not kept for comparison")
     if (output := after.outputs.get(name)) is None:
         return SentRows(None, f"{after.stage}@v{after.version} wrote no such channel")
-    # As a reader takes it that has consumed all before this version, and then this one.
-    nothing = (0,) * len(output.ends)
-    start = behind(before.outputs.get(name) or Output(output.topic, nothing, nothing), after.stage, before.version)
+    # Read like a consumer that has consumed all earlier versions and now consumes this one.
+    zeros = (0,) * len(output.ends)
+    start = behind(previous.outputs.get(name) or Output(output.topic, zeros, zeros), after.stage, previous.version)
     end = behind(output, after.stage, after.version)
     schema = arrow_of(replay.shape.emits[name])
     try:
@@ -178,12 +177,12 @@ def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelCompariso
 
 
 def without_record(rows: pa.Table) -> pa.Table:
-    """Rows of a stage's function without the numbers of their records."""
+    """Return the rows of a stage's function without record numbers."""
     return rows.drop_columns([RECORD]) if RECORD in rows.column_names else rows
 
 
 def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Rows for an output with the columns of the other side. Raises `Refused` where they have others."""
+    """Return rows of an output, cast to the columns of the other side. Raises `Refused` if the columns differ."""
     rows = without_record(rows)
     try:
         if set(rows.column_names) != set(schema.names):
@@ -193,5 +192,5 @@ def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
         raise Refused(
             f"the program sends columns ({rows.schema.to_string()}) on {name!r}, and others were sent "
             f"({schema.to_string()})",
-            hint="name the program that ran, one that sends the same columns, or a clone that runs this one",
+            hint="replay with the program that ran, or with one that sends the same columns",
         ) from None

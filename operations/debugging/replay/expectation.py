@@ -1,4 +1,4 @@
-"""A test file for a bundle: what the version committed stands in it, as plain Python values, to be put right."""
+"""Generates a test file for a bundle, with the committed rows as plain Python values for the user to correct."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from ....store.sst.arrow_types import python_rows
 from .compare import Comparison
 
 _MOST = 10
-"""Keys, and rows of a channel, that stand in it."""
+"""Maximum number of keys, and of rows of a channel, in the test."""
 _MODULES = ("datetime", "decimal", "math")
 
 
 def check_beside(path: Path, bundle: Path) -> None:
-    """Raise `Usage` unless a test is a Python file, and lies in one folder with its bundle."""
+    """Raise `Usage` unless the test is a Python file in the same folder as its bundle."""
     if path.suffix != ".py":
         raise Usage(f"a test is a Python file: expected a name that ends with .py, found {path}")
     if path.resolve().parent != bundle.resolve().parent:
-        raise Usage(f"{path} and {bundle} lie in different folders", hint="a test finds its bundle beside it")
+        raise Usage(
+            f"{path} and {bundle} lie in different folders", hint="put the test and its bundle in the same folder"
+        )
 
 
-def write_test(path: Path, bundle: Path, program: Path | None, found: Comparison) -> None:
-    """Write a test that replays a bundle, which lies beside it (`check_beside`), and expects what was committed.
+def write_test(path: Path, bundle: Path, program: Path | None, comparison: Comparison) -> None:
+    """Write a test that replays a bundle in the same folder (`check_beside`), and expects what was committed.
 
-    `program` is the file that the test will run; None for the one in the bundle. The keys that differ are expected, or,
-    where none does, all that were written. Raises `Refused` where it cannot be written.
+    `program` is the file that the test runs; None for the one in the bundle. The test lists the keys that differ, or if
+    there are none, all written keys. Raises `Refused` if the file cannot be written.
     """
     file = None if program is None else _relative(program, path)
     with whole_file(path, "name") as temporary:
-        temporary.write_bytes(text_of_test(bundle.name, file, found).encode())
+        temporary.write_bytes(text_of_test(bundle.name, file, comparison).encode())
 
 
-def text_of_test(bundle: str, program: str | None, found: Comparison) -> str:
-    """The source of the test. The paths are relative to it."""
-    lines = list(_expectations(found))
-    ran = "" if program is None else f", program=HERE / {program!r}"
+def text_of_test(bundle: str, program: str | None, comparison: Comparison) -> str:
+    """Return the source of the test. `bundle` and `program` are paths relative to the test."""
+    lines = list(_expectations(comparison))
+    program_argument = "" if program is None else f", program=HERE / {program!r}"
     imports = "".join(f"import {name}\n" for name in _MODULES if any(f"{name}." in line for line in lines))
-    name = re.sub(r"\W", "_", f"test_{found.stage}_v{found.version}".lower(), flags=re.ASCII)
-    body = "\n    ".join([f"batch = replayed(HERE / {bundle!r}{ran})", *lines])
+    name = re.sub(r"\W", "_", f"test_{comparison.stage}_v{comparison.version}".lower(), flags=re.ASCII)
+    body = "\n    ".join([f"batch = replayed(HERE / {bundle!r}{program_argument})", *lines])
     return f'''\
-"""{found.ref}: what is expected is what was committed. Make it what should have been."""
+"""{comparison.ref}: expects what was committed. Change the values to the correct ones."""
 
 {imports}from pathlib import Path
 
@@ -66,30 +68,30 @@ def {name}() -> None:
 
 
 def comparable(value: Any) -> Any:
-    """A value as tests compare it: each NaN in it is `math.nan`, which is equal to itself within a row."""
+    """Return a value for comparison in tests: each NaN becomes `math.nan`, which equals itself within a row."""
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {name: comparable(each) for name, each in value.items()}
+        return {name: comparable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(comparable, value))
     return value
 
 
 def sorted_rows(rows: pa.Table) -> list[dict[str, object]]:
-    """The rows as tests compare them, in an order that depends on nothing else."""
+    """Return the rows for comparison in tests, in a fixed order."""
     return sorted(map(comparable, python_rows(rows)), key=repr)
 
 
-def _expectations(found: Comparison) -> Iterator[str]:
-    keys = found.different or found.keys
+def _expectations(comparison: Comparison) -> Iterator[str]:
+    keys = comparison.different or comparison.keys
     for change in islice(keys or (), _MOST):
         key = ", ".join(map(literal, change.key.values()))
-        is_it = "is None" if change.before is None else f"== {literal({**change.key, **change.before})}"
-        yield f"assert batch.row({key}) {is_it}"
+        assertion = "is None" if change.before is None else f"== {literal({**change.key, **change.before})}"
+        yield f"assert batch.row({key}) {assertion}"
     if keys and len(keys) > _MOST:
         yield f"# Of {len(keys):,} keys, these are the first."
-    for channel in found.channels if not keys else ():
+    for channel in comparison.channels if not keys else ():
         if channel.committed.rows is None:
             continue
         if channel.committed.rows.num_rows <= _MOST:
@@ -103,7 +105,7 @@ def _expectations(found: Comparison) -> Iterator[str]:
 
 
 def literal(value: object) -> str:
-    """A Python expression for a value of a row, with `datetime`, `decimal` and `math` imported."""
+    """Return a Python expression for a value of a row; the test imports `datetime`, `decimal` and `math`."""
     if isinstance(value, str | bytes):
         return repr(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -117,7 +119,7 @@ def literal(value: object) -> str:
             fields.pop()
         return f"datetime.datetime({', '.join(map(str, fields))}{zone})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{literal(key)}: {literal(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{literal(key)}: {literal(item)}' for key, item in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, Iterable):
@@ -126,6 +128,6 @@ def literal(value: object) -> str:
 
 
 def _relative(program: Path, test: Path) -> str:
-    """The program's path from the test's folder, where it is below the folder above; else as it is."""
+    """Return the program's path relative to the test's folder, or absolute if it is more than three folders up."""
     path = Path(os.path.relpath(program.resolve(), test.resolve().parent))
     return path.as_posix() if path.parts.count("..") < 4 else str(program.resolve())

@@ -1,8 +1,8 @@
-"""The first bad record of a batch: of all prefixes in the app's order, the shortest bad one ends with it.
+"""Search for the first bad record of a batch: the shortest bad prefix in the app's order ends with that record.
 
-The order is that of the commits with which records of users' topics came into the app, and in such a batch that of
-`order.py`. What is tried is the bad moment as it would be with some of these records only, through all stages between:
-first whole batches, those of one stage after those of the stage below it; then records.
+The order is that of the commits that read records of users' topics, and within a batch that of `order.py`. Each test
+evaluates the bad moment with only some of these records, through all stages between. First whole batches are tried,
+stage by stage upstream, then records.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import numpy as np
 from ....pipeline.batch.rerun import Numbers
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.verdict import Address, NoRecord
-from ....state.culprit import first_turn, last_turn, smallest, turning_point
+from ....state.failing import first_turn, last_turn, smallest, turning_point
 from .batches import InputPart
 from .order import Ordered, in_order
 from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole
 
 _MOST = 20
-"""Replays, after which nobody asks any more which of the records before a guilty one are needed."""
+"""Maximum number of replays to find which earlier records are needed."""
 _SCANNED = 8
-"""Of so many records each prefix is tried, so that the first is found also where what is bad does not stay so."""
+"""Up to this many items, every prefix is tried, to find the first bad one even if later prefixes are good again."""
 _LANES = 16
-"""Partitions whose records of the same time are tried in another order."""
+"""Maximum number of partitions whose records of the same time are tried in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The records of some parts in the app's order. Arrays have one element a record."""
+    """Records of some parts in the app's order. Arrays have one element per record."""
 
     parts: tuple[InputPart, ...]
     of: Numbers
-    """Of which part each is."""
+    """Part index of each record."""
     numbers: Numbers
-    """Its number in the part's batch."""
+    """Record number in the part's batch."""
     order: Ordered | None
-    """What the order rests upon, where all are records of users' topics that one batch read; None elsewhere."""
+    """Order of the records with their ties, if one batch read them all from users' topics; else None."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
-        """All records of these parts; the batches are in their order."""
+        """Return all records of these parts; `parts` has the batches in order."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
-            mine = [at for at, part in enumerate(parts) if part.batch is batch]
-            some = np.concatenate([parts[at].numbers for at in mine])
-            partition, offset, row, time = (batch.column(name)[some] for name in batch.place.column_names[:4])
-            order = in_order(time, batch.inputs[some], partition, offset, row)
-            of.append(np.repeat(mine, [len(parts[at].numbers) for at in mine])[order.order])
-            numbers.append(some[order.order])
-        is_one = len(of) == 2 and not any(part.upstream for part in parts)
-        return cls(tuple(parts), np.concatenate(of), np.concatenate(numbers), order if is_one else None)
+            indexes = [at for at, part in enumerate(parts) if part.batch is batch]
+            batch_numbers = np.concatenate([parts[at].numbers for at in indexes])
+            partition, offset, row, time = (batch.column(name)[batch_numbers] for name in batch.place.column_names[:4])
+            order = in_order(time, batch.inputs[batch_numbers], partition, offset, row)
+            of.append(np.repeat(indexes, [len(parts[at].numbers) for at in indexes])[order.order])
+            numbers.append(batch_numbers[order.order])
+        is_one_batch = len(of) == 2 and not any(part.upstream for part in parts)
+        return cls(tuple(parts), np.concatenate(of), np.concatenate(numbers), order if is_one_batch else None)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -60,70 +60,69 @@ class Queue:
     def __getitem__(self, place: int) -> Item:
         return self.parts[int(self.of[place])], int(self.numbers[place])
 
-    def chosen(self, places: Numbers) -> dict[InputPart, Numbers]:
-        """The records at some places."""
-        of, numbers = self.of[places], self.numbers[places]
+    def chosen(self, positions: Numbers) -> dict[InputPart, Numbers]:
+        """Return the records at these positions."""
+        of, numbers = self.of[positions], self.numbers[positions]
         return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
 
     def places(self, some: Mapping[InputPart, Numbers]) -> Numbers:
-        """Where records are, ascending."""
-        found = [np.empty(0, np.int64)]
+        """Return the positions of records, ascending."""
+        parts_found = [np.empty(0, np.int64)]
         for at, part in enumerate(self.parts):
             if part in some:
-                found.append(np.flatnonzero((self.of == at) & np.isin(self.numbers, some[part])))
-        return np.sort(np.concatenate(found))
+                parts_found.append(np.flatnonzero((self.of == at) & np.isin(self.numbers, some[part])))
+        return np.sort(np.concatenate(parts_found))
 
 
 @dataclass
 class Level:
-    """The batches of one stage on the way up, or of several whose records interleave."""
+    """Batches of one stage on the path upstream, or of several stages whose records interleave."""
 
     parts: tuple[InputPart, ...]
-    """Of the batch below, those with whose records the bad moment turns bad."""
+    """Parts of the downstream batch with which the moment turns bad."""
     replays: int
-    """How many choices were tried to find them."""
+    """Number of choices tried to find these parts."""
 
 
 @dataclass
 class FirstRecord:
-    """The record, and what is known of it."""
+    """The first bad record, and findings about it."""
 
     part: InputPart
     number: int
-    """Its number in the part's batch."""
+    """Record number in the part's batch."""
     before: Chosen
-    """All records that come before it, in the app's order."""
+    """All earlier records in the app's order."""
     until: Chosen
-    """And with it."""
+    """All earlier records, and this one."""
     earlier: list[Item]
-    """Of those before it, the ones that may have to do with it."""
+    """Earlier records that may be involved."""
     candidates: Chosen
-    """The records of its batch that may have to do with what is bad."""
+    """Records of the batch that may be involved."""
     proved: bool
-    """Whether replays of all records before it, and of these and the record, show that it turns bad with it."""
+    """True if replays with all earlier records, with and without this one, show that it turns the moment bad."""
     alone: bool = True
     needs: list[Item] | None = None
-    """Where it is not bad alone, the records before it with which it is, of which none can be left out; None where
-    that is not known."""
+    """Smallest set of earlier records with which it is bad, if it is not bad alone; None if not known."""
     tied: tuple[Address, ...] = ()
 
 
 @dataclass
 class RecordSearch(BadBatch):
-    """The search for the record behind one bad commit."""
+    """Search for the record that caused one bad commit."""
 
     last: bool = False
-    """Whether what is looked for is the last record that changed something; else the first that is bad."""
+    """True to find the last record that changed the result, False to find the first bad one."""
     levels: list[Level] = field(default_factory=list)
     reason: str = ""
-    """Why the batches further up were not replayed; empty where they were."""
+    """Reason why batches further upstream were not replayed; empty if they were."""
     nothing: NoRecord | None = None
-    """What made it bad with none of the records, where it did."""
+    """Rows that expired or fell due, if the moment is bad with no record at all; else None."""
     fixed: dict[InputPart, Numbers] = field(default_factory=dict)
-    """The parts that come before those in which the record is, whole."""
+    """Earlier parts, which the search includes with all their records."""
 
     def run(self) -> FirstRecord | None:
-        """The record; None where it is bad with none of them (`nothing`). Raises as replays do."""
+        """Return the record; None if the moment is bad with no record at all (`nothing`). Raises as replays do."""
         parts = self.root.parts
         if (nothing := self.with_none()) is not None:
             self.nothing = nothing
@@ -145,101 +144,109 @@ class RecordSearch(BadBatch):
         return self._record(parts)
 
     def _descend(self, parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:
-        """Of these parts, those with which it turns bad. Those before them are `fixed`."""
-        begun, clusters = self.replays, self.batches.clusters(parts)
+        """Return the parts with which the moment turns bad, and add the earlier parts to `fixed`."""
+        replays_before, clusters = self.replays, self.batches.clusters(parts)
 
         def is_bad(count: int) -> bool:
             return self.is_bad(self.fixed | whole(part for cluster in clusters[:count] for part in cluster))
 
         alone = [self.reach(part, self.alone) for part in parts]
         bad = {part for part, some in zip(parts, alone, strict=True) if some is not None and len(some)}
-        at = self._turn(len(clusters), is_bad, [at for at, cluster in enumerate(clusters) if bad & {*cluster}])
+        at = self._find_turn(len(clusters), is_bad, [at for at, cluster in enumerate(clusters) if bad & {*cluster}])
         self.fixed |= whole(part for cluster in clusters[:at] for part in cluster)
-        self.levels.append(Level(tuple(clusters[at]), self.replays - begun))
+        self.levels.append(Level(tuple(clusters[at]), self.replays - replays_before))
         return tuple(clusters[at])
 
-    def _turn(self, count: int, is_bad: Callable[[int], bool], suspects: Sequence[int]) -> int:
-        """With which of so many items it turns bad; suspects are those with a record that is bad by itself."""
+    def _find_turn(self, count: int, is_bad: Callable[[int], bool], suspects: Sequence[int]) -> int:
+        """Return the index of the item that turns the moment bad; `suspects` have a record that is bad alone."""
         return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED, suspects=suspects)
 
-    def _reached(self, queue: Queue, wanted: Numbers | None) -> Numbers | None:
-        """Where in a queue the records are of which the `wanted` ones of the bad batch are made; None if not known."""
-        found = {part: self.reach(part, wanted) for part in queue.parts}
-        known = {part: some for part, some in found.items() if some is not None}
-        return queue.places(known) if len(known) == len(found) else None
+    def _reached(self, queue: Queue, targets: Numbers | None) -> Numbers | None:
+        """Return queue positions of the records behind the `targets` in the bad batch; None if not known."""
+        reached = {part: self.reach(part, targets) for part in queue.parts}
+        known_parts = {part: some for part, some in reached.items() if some is not None}
+        return queue.places(known_parts) if len(known_parts) == len(reached) else None
 
     def _record(self, parts: tuple[InputPart, ...]) -> FirstRecord:
-        begun, queue = self.replays, Queue.of_parts(parts)
+        replays_before, queue = self.replays, Queue.of_parts(parts)
         everything = np.arange(len(queue))
         reached = self._reached(queue, self.relevant)
         candidates = everything if reached is None or not len(reached) else reached
         alone = self._reached(queue, self.alone)
 
-        def turn(places: Numbers, only: Numbers | None) -> int:
-            suspects = np.searchsorted(places, np.intersect1d(places, alone)).tolist() if alone is not None else ()
+        def turn(positions: Numbers, only: Numbers | None) -> int:
+            suspects = (
+                np.searchsorted(positions, np.intersect1d(positions, alone)).tolist() if alone is not None else ()
+            )
             return int(
-                places[self._turn(len(places), lambda count: self.is_bad(chosen(places[:count]), only), suspects)]
+                positions[
+                    self._find_turn(
+                        len(positions), lambda count: self.is_bad(chosen(positions[:count]), only), suspects
+                    )
+                ]
             )
 
-        def chosen(places: Numbers) -> Chosen:
-            return self.fixed | queue.chosen(places)
+        def chosen(positions: Numbers) -> Chosen:
+            return self.fixed | queue.chosen(positions)
 
         at = -1
         if len(candidates) < len(queue) and self.is_bad(chosen(candidates), self.relevant):
             at = turn(candidates, self.relevant)
         if at < 0 or not self.is_bad(chosen(everything[: at + 1])) or self.is_bad(chosen(everything[:at])):
-            # Which records have to do with it does not show in keys.
+            # Keys do not show which records are involved.
             candidates = everything
             at = turn(everything, None)
         part, number = queue[at]
-        before, until = (chosen(everything[:end]) for end in (at, at + 1))
+        before_record, until = (chosen(everything[:end]) for end in (at, at + 1))
         earlier = [queue[place] for place in candidates[candidates < at].tolist()]
-        found = FirstRecord(part, number, before, until, earlier, queue.chosen(candidates), proved=not self.reason)
-        self.levels[-1].replays += self.replays - begun
-        begun = self.replays
+        record = FirstRecord(
+            part, number, before_record, until, earlier, queue.chosen(candidates), proved=not self.reason
+        )
+        self.levels[-1].replays += self.replays - replays_before
+        replays_before = self.replays
         if not self.last:
-            self._alone(found)
-            if queue.order is not None and found.proved:
-                found.tied = tuple(self._tied(queue, queue.order, at))
-        # What is asked for that is no part of the search.
-        self.replays = begun
-        return found
+            self._alone(record)
+            if queue.order is not None and record.proved:
+                record.tied = tuple(self._tied(queue, queue.order, at))
+        # Replays for extra findings do not count as part of the search.
+        self.replays = replays_before
+        return record
 
-    def _alone(self, found: FirstRecord) -> None:
-        """Ask if it is bad without those before it, and else with which of them."""
-        record = (found.part, found.number)
-        if not found.earlier and not any(len(numbers) for numbers in self.fixed.values()):
+    def _alone(self, result: FirstRecord) -> None:
+        """Test if the record is bad without the earlier ones, and if not, which of them it needs."""
+        record = (result.part, result.number)
+        if not result.earlier and not any(len(numbers) for numbers in self.fixed.values()):
             return
-        found.alone = self.is_bad(by_part([record]))
-        if not found.alone:
+        result.alone = self.is_bad(by_part([record]))
+        if not result.alone:
             reached = ((part, self.reach(part, self.relevant)) for part in self.fixed)
             fixed = [
                 (part, number) for part, some in reached for number in (part.numbers if some is None else some).tolist()
             ]
-            items = [*fixed, *found.earlier]
+            items = [*fixed, *result.earlier]
 
             def is_bad(some: Sequence[Item]) -> bool:
                 return self.is_bad(by_part([*some, record]))
 
             if is_bad(items):
                 needed, is_smallest = smallest(items, is_bad, most=_MOST)
-                found.needs = list(needed) if is_smallest else None
+                result.needs = list(needed) if is_smallest else None
 
     def _tied(self, queue: Queue, order: Ordered, at: int) -> Iterator[Address]:
-        """The records of other partitions that may have been the first, had theirs been read before, or after."""
+        """Yield records that could be the first bad one if partitions were read in another order."""
         lanes = order.tied(at)
         earlier = np.flatnonzero(order.times_ms < order.times_ms[at])
         for lane in [lane for lane in lanes if lane != order.lanes[at]][:_LANES]:
-            mine = lanes[lane]
-            rest = np.concatenate([places for other, places in lanes.items() if other != lane])
-            for first in (earlier, np.append(earlier, rest)):
+            lane_positions = lanes[lane]
+            other_positions = np.concatenate([positions for other, positions in lanes.items() if other != lane])
+            for first in (earlier, np.append(earlier, other_positions)):
 
-                def is_bad(count: int, first: Numbers = first, mine: Numbers = mine) -> bool:
-                    return self.is_bad(self.fixed | queue.chosen(np.append(first, mine[:count])))
+                def is_bad(count: int, first: Numbers = first, lane_positions: Numbers = lane_positions) -> bool:
+                    return self.is_bad(self.fixed | queue.chosen(np.append(first, lane_positions[:count])))
 
                 if is_bad(0):
                     break
-                if is_bad(len(mine)):
-                    part, number = queue[int(mine[turning_point(len(mine), is_bad)])]
+                if is_bad(len(lane_positions)):
+                    part, number = queue[int(lane_positions[turning_point(len(lane_positions), is_bad)])]
                     yield part.batch.address(number)
                     break

@@ -1,7 +1,7 @@
-"""What one version read, record by record, from Kafka: each record with its address and its time; and what it took.
+"""Records that one version read from Kafka, with their addresses and times, and which of them it processed.
 
-Of a user's topic a record is a message; of a repartition topic it is a row. A version took what it read without what it
-rejected, and with what it retried.
+In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processed what it read
+except rejected records, and also the records that it retried.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _VERSION = "_version"
 PLACE = pa.schema(
     [*zip(ADDRESS, (pa.int32(), pa.int64(), pa.int32()), strict=True), (_TIME, pa.int64()), (_VERSION, pa.int64())]
 )
-"""The columns that say where a record is from: see `Records.place`."""
+"""Columns with the origin of a record: see `Records.place`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records that one version read on one input, in the order of Kafka's partitions and offsets.
+    """Records that one version read on one input, in the order of Kafka partitions and offsets.
 
     Attributes:
         topic: The Kafka topic.
-        upstream: The stage that wrote them; empty for a user's topic.
-        rows: As the stage's function gets them.
-        place: Of each record: its `ADDRESS` (of a message, the row is 0), the time of its message in ms, and the
-            version of the upstream stage that sent it (0 for a user's topic).
+        upstream: Stage that wrote the records; empty for a user's topic.
+        rows: Rows as the stage's function receives them.
+        place: `ADDRESS` of each record (row 0 for a message), the time of its message in ms, and the version of the
+            upstream stage that sent the record (0 for a user's topic).
     """
 
     topic: str
@@ -56,57 +56,58 @@ class Records:
     place: pa.Table
 
     def take(self, rows: npt.NDArray[np.int64]) -> Records:
-        """Some of them, in this order."""
+        """Return the records at these indexes, in this order."""
         chosen = pa.array(rows)
         return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
 
     @property
     def none(self) -> Records:
-        """No records of the same topic."""
+        """An empty set of records of the same topic."""
         return Records(self.topic, self.upstream, self.rows.slice(0, 0), self.place.slice(0, 0))
 
     @property
     def times_ms(self) -> npt.NDArray[np.int64]:
-        """When the records' messages were made, by their timestamps."""
+        """Timestamps of the records' messages."""
         return np.asarray(self.place[_TIME].to_numpy(), np.int64)
 
     @property
     def partitions(self) -> npt.NDArray[np.int64]:
-        """Their Kafka partitions."""
+        """Kafka partition of each record."""
         return np.asarray(self.place[ADDRESS[0]].to_numpy(), np.int64)
 
     @property
     def versions(self) -> npt.NDArray[np.int64]:
-        """The upstream versions that sent them."""
+        """Upstream version that sent each record."""
         return np.asarray(self.place[_VERSION].to_numpy(), np.int64)
 
 
 def read_input(
     program: LoadedProgram, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input
 ) -> Records:
-    """What was read of one input, by its declared name, between where two versions stood.
+    """Return the records of one input, by declared name, between the offsets of two versions.
 
-    `schema` has the columns that the stage's function gets; `start` is None where the first did not read the input.
+    `schema` has the columns that the stage's function receives; `start` is None if the first version did not read the
+    input.
 
     Raises:
-        Gone: Kafka does not have all of it any more.
-        AnotherTopic: the topic was deleted and made again since, and no archive has what was read.
-        Corruption: A repartition topic holds something else than its writer's manifests say.
+        Gone: Kafka no longer has all of the records.
+        AnotherTopic: The topic was deleted and recreated since, and no archive has the records.
+        Corruption: A repartition topic does not match its writer's manifests.
         NotFound: A manifest upstream was collected.
         Refused: The program reads other columns than were sent; or a topic cannot be read.
         Unavailable: The broker has been away for longer than `program.patience_s`.
     """
-    nothing = (0,) * len(end.offsets)
-    starts, passed = (start.offsets, start.passed) if start is not None else (nothing, nothing)
-    parts = records.ranges(starts, end.offsets, passed, end.passed)
+    no_offsets = (0,) * len(end.offsets)
+    starts, starts_passed = (start.offsets, start.passed) if start is not None else (no_offsets, no_offsets)
+    parts = records.ranges(starts, end.offsets, starts_passed, end.passed)
     if end.upstream:
         after = start.version if start is not None else 0
         return _of_channel(program, name, schema, end, parts, _sent(program.store, app, name, end, after))
     chunks = [
         Columns(messages).source(schema)
-        for one in parts
+        for span in parts
         for messages in program.kafka.read(
-            end.topic, one.partition, one.first, one.last, patience_s=program.patience_s, topic_id=end.topic_id
+            end.topic, span.partition, span.first, span.last, patience_s=program.patience_s, topic_id=end.topic_id
         )
     ]
     rows = pa.Table.from_batches(chunks, schema)
@@ -117,28 +118,28 @@ def read_input(
 
 
 def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
-    """The attempts whose rows a reader got of a channel's versions above one, each with the version that sent it."""
+    """Return the attempts accepted from a channel's versions after `after`, with the version that sent each."""
     senders = tuple(history.between(store, app, end.upstream, after, end.version))
     attempts = records.sent(name, senders).attempts
-    rewinds = {each.version for each in senders if each.rewind is not None}
-    # A rewind hands on what earlier versions sent.
+    rewinds = {manifest.version for manifest in senders if manifest.rewind is not None}
+    # A rewind passes on attempts that earlier versions sent.
     handed_on = {attempt for attempt, version in attempts.items() if version in rewinds}
-    earlier = (each for last in senders[-1:] for numbers in reversed(last.follows()) for each in reversed(numbers))
+    earlier = (number for last in senders[-1:] for numbers in reversed(last.follows()) for number in reversed(numbers))
     for version in earlier:
         if not handed_on:
             break
         output = history.read(store, app, end.upstream, version).outputs.get(name)
         if version not in rewinds and output is not None:
-            found = handed_on.intersection(output.attempts)
-            attempts |= dict.fromkeys(found, version)
-            handed_on -= found
+            matches = handed_on.intersection(output.attempts)
+            attempts |= dict.fromkeys(matches, version)
+            handed_on -= matches
     return attempts
 
 
 def _of_channel(
     program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
 ) -> Records:
-    """The rows of a repartition topic that these attempts sent, each of a version."""
+    """Return the rows of a repartition topic that these attempts sent, with the version of each."""
 
     def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
         for message in messages:
@@ -150,64 +151,54 @@ def _of_channel(
     kafka, patience_s = program.kafka, program.patience_s
     chunks = [
         rows
-        for one in parts
-        for rows in read_rows(
-            kafka,
-            end.topic,
-            one.partition,
-            one.first,
-            one.last,
-            one.rows,
-            decoded,
-            patience_s=patience_s,
-            topic_id=end.topic_id,
-        )
+        for span in parts
+        for rows in read_rows(kafka, end.topic, span, decoded, patience_s=patience_s, topic_id=end.topic_id)
     ]
-    found = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
-    rows = found.drop_columns(PLACE.names)
+    table = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
+    rows = table.drop_columns(PLACE.names)
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise Refused(
             f"the program's {name!r} has columns ({schema.to_string()}), and others were sent "
             f"({rows.schema.to_string()})",
             hint="replay with the program that ran then",
         )
-    return Records(end.topic, end.upstream, rows.cast(schema), found.select(PLACE.names))
+    return Records(end.topic, end.upstream, rows.cast(schema), table.select(PLACE.names))
 
 
 def as_taken(
-    program: LoadedProgram, before: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
+    program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
 ) -> tuple[dict[str, Records], dict[str, Records]]:
-    """The records that a version's function and state got, of those that it read; and those that it rejected.
+    """Split the records that a version read into those that it processed and those that it rejected.
 
-    Reads no SST where all were taken.
+    Reads no SST if all records were processed.
     """
-    rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(before).waiting
+    rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(previous).waiting
     if not rejected.rows and retried >= 0:
         return read, {name: records.none for name, records in read.items()}
     rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
     left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
-    taken_later = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
+    retried_rows = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
     split = {name: _split(records, left_out) for name, records in read.items()}
-    taken = {name: _with(records, taken_later, name, stage) for name, (records, _) in split.items()}
-    return taken, {name: records for name, (_, records) in split.items()}
+    processed = {name: _add_retried(records, retried_rows, name, stage) for name, (records, _) in split.items()}
+    return processed, {name: records for name, (_, records) in split.items()}
 
 
 def _split(records: Records, rejected: pa.Table) -> tuple[Records, Records]:
-    """The records that were taken, and those that were rejected."""
-    mine = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
-    if not mine.num_rows:
+    """Return the processed records, and the rejected ones."""
+    rejected_places = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
+    if not rejected_places.num_rows:
         return records, records.none
-    left_out = places_of(mine.rename_columns(PLACE.names[:3]), records.place)
+    left_out = places_of(rejected_places.rename_columns(PLACE.names[:3]), records.place)
     return records.take(np.setdiff1d(np.arange(records.rows.num_rows), left_out)), records.take(left_out)
 
 
-def _with(records: Records, retried: pa.Table, name: str, stage: Stage) -> Records:
-    mine = retried.filter(pc.equal(retried["input"], name))
-    if not mine.num_rows:
+def _add_retried(records: Records, retried: pa.Table, name: str, stage: Stage) -> Records:
+    input_rows = retried.filter(pc.equal(retried["input"], name))
+    if not input_rows.num_rows:
         return records
-    rows = rows_of(stage, name, mine.to_pylist(), records.rows.schema)
-    zeros = pa.repeat(pa.scalar(0, pa.int64()), mine.num_rows)
-    times = mine["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    placed = pa.table([mine["partition"], mine["offset"], mine["row"], times, zeros], schema=PLACE)
+    rows = rows_of(stage, name, input_rows.to_pylist(), records.rows.schema)
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), input_rows.num_rows)
+    times = input_rows["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    placed = pa.table([input_rows["partition"], input_rows["offset"], input_rows["row"], times, zeros], schema=PLACE)
     place = pa.concat_tables([records.place, placed])
     return Records(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)

@@ -1,6 +1,6 @@
-"""What replays need: the user's program, a Spark on this machine, where the app is, and a scratch store.
+"""Everything that replays need: the user's program, a local Spark, the app's store and Kafka, and a scratch store.
 
-And a call of `breakpoint()` compiled into a user's function, so that any debugger stops within it.
+It also inserts a call of `breakpoint()` into a user's function, so that any debugger stops there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ....store.read.cache import SstCache
 
 REPLAY_CONF = {
     "spark.ui.enabled": "false",
-    # It lives for a minute: what the JVM's second compiler costs would not come back.
+    # A replay takes about a minute, too short for the JVM's second compiler to pay off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     # A replay is a few thousand rows.
     "spark.sql.shuffle.partitions": "2",
@@ -39,13 +39,13 @@ REPLAY_CONF = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedProgram:
-    """A program, with all that it takes to replay its stages: Spark on this machine, the app's store and Kafka.
+    """A program with everything that replays of its stages need: a local Spark, the app's store and Kafka.
 
     Attributes:
-        app: As declared, under the name of the app whose history is replayed.
-        kafka: With the app's input archive behind it.
-        scratch: A store for what replays write, which goes with this.
-        patience_s: How long the broker may be away.
+        app: The declared app, under the name of the app whose history is replayed.
+        kafka: Kafka, with the app's input archive as fallback.
+        scratch: Temporary store for the output of replays.
+        patience_s: Seconds to wait for the broker.
     """
 
     app: App
@@ -62,23 +62,25 @@ class LoadedProgram:
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
 ) -> Iterator[LoadedProgram]:
-    """Start Spark for a program, unless one runs here already; it ends with the context.
+    """Start Spark for a program, unless a session runs already, and stop it on exit.
 
-    `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` where a stage's
+    `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` if a stage's
     function fails, or Spark does not start, and as `shapes` does.
     """
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
         spark_session(f"slackwater replay {app.name}", master="local[*]", conf=REPLAY_CONF, py_files=py_files) as spark,
     ):
-        behind = archived(kafka, store, app.name)
-        yield LoadedProgram(app, spark, shapes(app, spark), store, cache, behind, LocalStore(Path(folder) / "store"))
+        with_archive = archived(kafka, store, app.name)
+        yield LoadedProgram(
+            app, spark, shapes(app, spark), store, cache, with_archive, LocalStore(Path(folder) / "store")
+        )
 
 
 def stop_in(stage: Stage) -> tuple[str, ...]:
-    """Have a stage's function, and the function of its state where it has one, stop before their first line.
+    """Insert a breakpoint before the first line of a stage's function, and of its state's function if there is one.
 
-    They are changed for the rest of this process. Returns their names. Raises `Refused` where a source cannot be read.
+    The functions stay changed in this process. Returns their names. Raises `Refused` if a source cannot be read.
     """
     functions = (stage.transform, stage.state.function if stage.state is not None else None)
     return tuple(_stop_in(function) for function in functions if function is not None)
@@ -87,7 +89,7 @@ def stop_in(stage: Stage) -> tuple[str, ...]:
 def _stop_in(function: Callable[..., Any]) -> str:
     if not isinstance(function, FunctionType):
         raise Refused(
-            f"{function!r} is not a function with a source, so nothing can stop in it",
+            f"{function!r} has no Python source, so no breakpoint can be set",
             hint="declare it with def, or write breakpoint() where it calls code of yours",
         )
     code = function.__code__
@@ -99,20 +101,20 @@ def _stop_in(function: Callable[..., Any]) -> str:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.name != name:
             continue
-        if line in (node.lineno, min([node.lineno, *(each.lineno for each in node.decorator_list)])):
-            # On the line of its `def`: a debugger that stops at the next line stops before the function's first.
+        if line in (node.lineno, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])):
+            # The call is on the line of the `def`, so a debugger stops before the function's first line.
             call = ast.Expr(ast.Call(ast.Name("breakpoint", ast.Load()), [], []))
             node.body.insert(0, ast.fix_missing_locations(ast.copy_location(call, node)))
             call.end_lineno, call.end_col_offset = node.lineno, node.col_offset
     identity = attrgetter("co_qualname", "co_firstlineno", "co_freevars")
     compiled = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", dont_inherit=True)
-    stopping = next((each for each in _codes(compiled) if identity(each) == identity(code)), None)
-    if stopping is None or "breakpoint" not in stopping.co_names:
+    replacement = next((candidate for candidate in _codes(compiled) if identity(candidate) == identity(code)), None)
+    if replacement is None or "breakpoint" not in replacement.co_names:
         raise Refused(
-            f"{name!r} is not found at line {line} of {code.co_filename}, so nothing can stop in it",
-            hint="has the file changed meanwhile? of a lambda, make a function",
+            f"{name!r} is not found at line {line} of {code.co_filename}, so no breakpoint can be set",
+            hint="has the file changed? replace a lambda by a function",
         )
-    function.__code__ = stopping
+    function.__code__ = replacement
     return name
 
 

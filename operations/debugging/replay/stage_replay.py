@@ -1,4 +1,4 @@
-"""One version of one stage, run again with any of the records that it read. The app sees nothing of it."""
+"""Replays one version of one stage with any subset of its records, without any effect on the app."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ....store.read.multi_get import LookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import HASH, OP, SEQ, arrow_schema, sst_schema
+from ....store.sst.schema import HASH, OP, SEQ, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
 from .inputs import Records, as_taken, read_input
@@ -38,32 +38,29 @@ from .program import LoadedProgram
 
 @dataclass(frozen=True)
 class StageReplay:
-    """A batch of history, and the records that it read, numbered from 0 in the order of their time.
-
-    Of one time, they are in the order of inputs, partitions and offsets.
-    """
+    """A past batch and its records, numbered from 0 by time, then by input, partition and offset."""
 
     program: LoadedProgram
     before: Manifest
-    """The version before it."""
+    """The previous version."""
     after: Manifest
-    """The version that it committed."""
+    """The version that the batch committed."""
     output: str = ""
-    """The channel that is asked about; empty where the table is."""
+    """Channel to replay; empty for the table."""
     read: dict[str, Records] | None = None
-    """What it took, where that is at hand; else Kafka is asked."""
+    """Processed records, if already loaded; None to read them from Kafka."""
 
     def __post_init__(self) -> None:
-        hint = "with --code and the program that ran then it goes on"
-        if (ran := self.after.program) is not None:
-            hint = f"{ran} ran then; with --code and that file as it was then it goes on"
+        hint = "give the program that ran then with --code"
+        if (original := self.after.program) is not None:
+            hint = f"{original} ran then: give that version of the file with --code"
         if self.after.stage not in self.program.app.stages:
             raise NotFound("stage of the program", self.after.stage, self.program.app.stages, hint=hint)
-        declared, then = (
-            table and ([(each.name, each.type) for each in table.columns], table.state)
+        declared, stored = (
+            table and ([(column.name, column.type) for column in table.columns], table.state)
             for table in (self.shape.table, self.before.table)
         )
-        if declared != then:
+        if declared != stored:
             raise Refused(
                 f"the program declares stage {self.after.stage!r} with another table than it had then",
                 hint=hint,
@@ -71,48 +68,48 @@ class StageReplay:
 
     @classmethod
     def of(cls, program: LoadedProgram, after: Manifest, output: str = "") -> StageReplay:
-        """The replay of a version. `output` is the channel that is asked about, if it is not the table.
+        """Return the replay of a version. `output` is the channel to replay; empty for the table.
 
         Raises:
-            NotFound: The version before it was collected, or the program has no such stage.
+            NotFound: The previous version was collected, or the program has no such stage.
             Refused: The version is not that of a batch; or the program is not the one that made it.
         """
         if not after.traits.reads_records:
             raise Refused(f"{after.stage}@v{after.version} is {after.traits.noun}, which reads no records")
-        before = history.read(program.store, after.app, after.stage, after.version - 1)
-        return cls(program, before, after, output)
+        previous = history.read(program.store, after.app, after.stage, after.version - 1)
+        return cls(program, previous, after, output)
 
     @property
     def stage(self) -> Stage:
-        """As the program declares it."""
+        """The stage in the program."""
         return self.program.app.stages[self.after.stage]
 
     @property
     def shape(self) -> Shape:
-        """The stage's schemas."""
+        """Schemas of the stage."""
         return self.program.shapes[self.after.stage]
 
     @property
     def table(self) -> Table:
-        """The stage's table as it was then; to be asked of a stage that has one."""
+        """Table of the stage at the previous version. The stage must have one."""
         assert self.before.table is not None  # noqa: S101
         return self.before.table
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
-        """The columns that the stage's function gets, by the input's declared name."""
+        """Columns that the stage's function receives, by the input's declared name."""
         return {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
 
     def of_output(self, name: str) -> StageReplay:
-        """The same, asked about a channel; empty for the table. It has what was read already."""
+        """Return a copy for a channel, or for the table if empty. Records already read are kept."""
         return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
 
-    def based_on(self, before: Manifest) -> StageReplay:
-        """The same batch after another version, which has the same columns."""
-        return self._like(before=before)
+    def based_on(self, version: Manifest) -> StageReplay:
+        """Return a copy that starts from another version, with the same columns."""
+        return self._like(before=version)
 
     def _like(self, **changes: object) -> StageReplay:
-        """A copy with what is known already, but for fields that change, and cached values that are None."""
+        """Return a copy with changed fields; None removes a cached value."""
         other = copy.copy(self)
         for name, value in changes.items():
             if value is None:
@@ -123,63 +120,63 @@ class StageReplay:
 
     @property
     def records(self) -> dict[str, Records]:
-        """What it took, by the input's declared name: without what it rejected. Raises as `read_input` does."""
+        """Processed records by the input's declared name, without rejected ones. Raises as `read_input` does."""
         return self._records[0]
 
     @property
     def left_out(self) -> dict[str, Records]:
-        """What it read and rejected, by the input's declared name. Raises as `read_input` does."""
+        """Rejected records by the input's declared name. Raises as `read_input` does."""
         return self._records[1]
 
     @cached_property
     def _records(self) -> tuple[dict[str, Records], dict[str, Records]]:
         if self.read is not None:
             return self.read, {name: records.none for name, records in self.read.items()}
-        before, after = self.before, self.after
-        found = {
-            name: read_input(self.program, after.app, name, schema, before.inputs.get(name), after.inputs[name])
+        previous, after = self.before, self.after
+        read = {
+            name: read_input(self.program, after.app, name, schema, previous.inputs.get(name), after.inputs[name])
             for name, schema in self.schemas.items()
         }
-        return as_taken(self.program, before, after, self.stage, found)
+        return as_taken(self.program, previous, after, self.stage, read)
 
     @cached_property
     def numbers(self) -> dict[str, Numbers]:
-        """By the input's declared name, the number of each record that it took."""
-        times = np.concatenate([each.times_ms for each in self.records.values()])
+        """Number of each processed record, by the input's declared name."""
+        times = np.concatenate([records.times_ms for records in self.records.values()])
         numbers = np.empty(len(times), np.int64)
         numbers[np.argsort(times, kind="stable")] = np.arange(len(times))
-        ends = np.cumsum([each.rows.num_rows for each in self.records.values()])
+        ends = np.cumsum([records.rows.num_rows for records in self.records.values()])
         return dict(zip(self.records, np.split(numbers, ends[:-1]), strict=True))
 
     @property
     def count(self) -> int:
-        """How many records it read."""
+        """Number of records processed."""
         return sum(map(len, self.numbers.values()))
 
     def address(self, number: int) -> Address:
-        """The address in Kafka of a record that it took."""
-        _, records, at = self._at(number)
+        """Return the Kafka address of a processed record."""
+        _, records, at = self._find_record(number)
         partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
         return Address(records.topic, partition, offset, row if records.upstream else None)
 
     def sender(self, number: int) -> tuple[str, str, int]:
-        """The input of a record, the stage that wrote it and its version; empty and 0 for a user's topic."""
-        name, records, at = self._at(number)
+        """Return a record's input, and the upstream stage and version that sent it; empty and 0 for a user's topic."""
+        name, records, at = self._find_record(number)
         return name, records.upstream, int(records.versions[at])
 
-    def _at(self, number: int) -> tuple[str, Records, int]:
-        """The input of a record, and its row there."""
-        name = next(name for name, mine in self.numbers.items() if number in mine)
+    def _find_record(self, number: int) -> tuple[str, Records, int]:
+        """Return the input of a record, its records, and the record's index there."""
+        name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
-        """Some records, in the order of their numbers, as the function gets them."""
-        rows = {name: np.intersect1d(mine, chosen, return_indices=True)[1] for name, mine in self.numbers.items()}
+        """Return chosen records as the function receives them, ordered by number."""
+        rows = {name: np.intersect1d(numbers, chosen, return_indices=True)[1] for name, numbers in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
     def taken(self, chosen: Numbers) -> dict[str, Records]:
-        """Some records with their places, in the order in which the batch had them."""
-        rows = {name: np.flatnonzero(np.isin(mine, chosen)) for name, mine in self.numbers.items()}
+        """Return chosen records with their addresses, in the order of the batch."""
+        rows = {name: np.flatnonzero(np.isin(numbers, chosen)) for name, numbers in self.numbers.items()}
         return {name: records.take(rows[name]) for name, records in self.records.items()}
 
     @cached_property
@@ -188,29 +185,29 @@ class StageReplay:
 
     @property
     def knows_records(self) -> bool:
-        """Whether it is known which record each of the function's rows comes from."""
+        """True if the source record of each of the function's rows is known."""
         return self._all[1]
 
     def record_of(self, rows: pa.Table) -> Numbers:
-        """The record of each of the function's rows; where it is known."""
+        """Return the record number of each of the function's rows; requires `knows_records`."""
         return np.asarray(rows[RECORD].to_numpy(), np.int64)
 
     def rows(self, chosen: Numbers | None = None) -> pa.Table:
-        """What the function makes of these records, of all by default. A Spark job, where they are not known apart."""
-        made, known = self._all
+        """Return the function's rows for these records, by default all. Runs a Spark job unless `knows_records`."""
+        all_rows, is_traceable = self._all
         if chosen is None:
-            return made
-        if not known:
+            return all_rows
+        if not is_traceable:
             return self.run(self.inputs(chosen))
-        return made.filter(pa.array(np.isin(self.record_of(made), chosen)))
+        return all_rows.filter(pa.array(np.isin(self.record_of(all_rows), chosen)))
 
     def run(self, inputs: Mapping[str, pa.Table]) -> pa.Table:
-        """What the function makes of records that it need not have read: one Spark job."""
+        """Return the function's rows for any input rows. Runs one Spark job."""
         numbers = {name: np.zeros(rows.num_rows, np.int64) for name, rows in inputs.items()}
         return self._function(inputs, numbers)[0]
 
     def manifest(self, new: pa.Table) -> Manifest:
-        """The version that the stage would have committed, had its table got these rows."""
+        """Return the version that the stage would have committed with these new table rows."""
         table, program = self.table, self.program
         clock_ms = self.clock_ms
         written = []
@@ -218,21 +215,21 @@ class StageReplay:
             new, latest = self.step.with_expiry(new)
             clock_ms = clock_ms if latest is None else max(clock_ms, latest)
             app, stage = self.after.app, self.after.stage
-            made = sst.write_partitions(program.scratch, None, app=app, stage=stage, table=table, rows=new)
-            written = [replace(one, root=program.scratch.url) for one in made]
+            ssts = sst.write_partitions(program.scratch, None, app=app, stage=stage, table=table, rows=new)
+            written = [replace(sst_written, root=program.scratch.url) for sst_written in ssts]
         return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
+        """Return the rows to write, and the rows that the state emits: one table for all outputs, or one each."""
         step = self.step
-        made = step.made(step.split_late(rows)[0], self.stored)
-        if made.new.num_columns:
-            return made.new, made.emitted
+        result = step.made(step.split_late(rows)[0], self.stored)
+        if result.new.num_columns:
+            return result.new, result.emitted
         return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emits)
 
     @property
     def step(self) -> Step:
-        """The rules by which the batch was merged."""
+        """Rules by which the batch was merged."""
         bound, event_time = self.shape.bound, self.after.event_time
         assert bound is not None  # noqa: S101  a stage with a table has one
         lateness = None
@@ -242,46 +239,48 @@ class StageReplay:
 
     @property
     def stored(self) -> LookUps:
-        """The rows before the batch."""
+        """Look-ups of the rows before the batch."""
         return LookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
 
     @property
     def due(self) -> Due | None:
-        """What fell due with the batch; None for a table whose rows never do."""
+        """Rule for rows that fell due with the batch; None for a table whose rows never do."""
         by, after = self.shape.due_by, self.after.event_time
         return due_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
 
     def written(self) -> pa.Table:
-        """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
+        """Return the rows that the version wrote to its table, with internal columns and tombstones."""
         table, seq = self.table, self.after.row_seq
         side = TableSide(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
-        mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
-        return pa.concat_tables([side.no_rows(values=True), *mine])
+        tables = (
+            side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max
+        )
+        return pa.concat_tables([side.no_rows(values=True), *tables])
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> Numbers:
-        """The `_hash` of each key, ascending, that has another row in one of these than in the other, or none.
+        """Return the `_hash` of each key whose row differs or exists on one side only, ascending.
 
-        Rows are compared by the one rule of `equality`, since a replay may sum floats in another order.
+        Rows are compared by `equality`, since a replay may sum floats in another order.
         """
         key = arrow_schema(self.table.key)
         written = written.select([*key.names, *(column.name for column in self.table.values), OP])
         new = new.select(written.column_names).cast(written.schema)
         sides = zip((written, new), unlike(written, new), strict=True)
-        wrong = pa.concat_tables([rows.select(key.names).filter(pa.array(flags)) for rows, flags in sides])
-        return np.unique(hash_keys(wrong.cast(key), key.names))
+        different = pa.concat_tables([rows.select(key.names).filter(pa.array(flags)) for rows, flags in sides])
+        return np.unique(hash_keys(different.cast(key), key.names))
 
     def sent(self, rows: pa.Table) -> pa.Table:
-        """What the stage sends on `output` with these rows of its function."""
+        """Return the rows that the stage sends on `output`, given its function's rows."""
         if self.shape.bound is None:
             return rows
         if self.stage.late is not None and self.output == self.stage.late.name:
             return self.late(rows)
         emitted = self.merged(rows)[1]
-        names = [one.name for one in self.stage.emits_to]
+        names = [output.name for output in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     def sent_records(self, rows: pa.Table) -> Numbers | None:
-        """The record of each row that `sent` gives of these; None where it is not known, or a state made the rows."""
+        """Return the record of each row of `sent`; None if not known, or if a state made the rows."""
         if not self.knows_records:
             return None
         if self.shape.bound is None:
@@ -291,17 +290,17 @@ class StageReplay:
         return None
 
     def late(self, rows: pa.Table) -> pa.Table:
-        """Those of the function's rows that were late, as they went where the program says; it says so."""
+        """Return the late rows with the columns that the program declares for them; requires such an output."""
         columns = self.shape.late
         return self.step.split_late(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
     @property
     def clock_ms(self) -> int:
-        """By which rows of the table are expired while the batch is merged."""
+        """Clock by which rows of the table expire during the batch."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
-        """What the function makes of records by number, as `Rerun.table`. Spark's errors where it fails in a task."""
+        """Return the function's rows by record number, as `Rerun.table`. Raises Spark's errors."""
         with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
             records = [
                 records_of(self.program.spark, rows, numbers[name], Path(folder) / name)
@@ -311,7 +310,7 @@ class StageReplay:
 
 
 def of_keys(rows: pa.Table, keys: pa.Table | None) -> pa.Table:
-    """Of rows with a `_hash` those of these keys; all for None."""
+    """Return the rows of these keys, matched by `_hash`; all rows if `keys` is None."""
     if keys is None:
         return rows
     return rows.filter(pc.is_in(rows[HASH], pa.array(hash_keys(keys, keys.column_names))))

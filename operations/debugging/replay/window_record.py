@@ -1,8 +1,8 @@
-"""The record behind a batch of a query of Spark's that slackwater is attached to, as far as its window tells.
+"""Finds the likely record behind a bad batch of an attached Spark query, among the records of its window.
 
-What the query's operator makes of rows is not known here, so nothing is replayed. A function from the source's rows to
-those before the operator says which records of the batch's window have a key that turned bad; of several, the one whose
-numbers come nearest to what changed is named as that, and not as proved.
+The query's operator is not known, so nothing is replayed. A function from the source's rows to the operator's input
+shows which records of the window have a key that turned bad. If there are several, the record whose numbers are nearest
+to the change is returned as a guess.
 """
 
 import tempfile
@@ -28,8 +28,7 @@ from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, SourceMess
 from ....snapshot.cut.lineage import Window
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
-from ....state.records import ranges
-from ....state.topics import id_in
+from ....state.records import id_in, ranges
 from ....store.versions.manifest import Manifest
 from .program import REPLAY_CONF
 
@@ -38,29 +37,31 @@ Function = Callable[[DataFrame], DataFrame]
 
 
 def function_of(code: str) -> Function:
-    """The function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` where the file fails."""
+    """Return the function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` if the file fails."""
     file, colon, name = code.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise Usage(
             f"{code!r} names no function; expected FILE:FUNCTION",
-            hint="of rows of the query's source, a function makes those before its stateful operator",
+            hint="the function turns rows of the query's source into the input of its stateful operator",
         )
     module = module_of(file)
-    found = getattr(module, name, None)
-    if not callable(found):
-        functions = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [
+            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
+        ]
         raise NotFound(f"function of {file}", name, functions)
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty:
-    """The record of the bad commit's window that has its keys. Raises `Refused` where the function fails."""
+    """Return the record of the bad commit's window that has its keys. Raises `Refused` if the function fails."""
     stage, windows = verdict.stage, verdict.lineage.direct
     try:
-        before, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
+        previous, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
         if verdict.keys is None or not len(changed := verdict.keys.changed()):
-            raise CannotProve(f"no key of {stage}@v{after.version} is known that turned bad")
-        read = _window(kafka, before, after)
+            raise CannotProve(f"it is not known which keys turned bad at {stage}@v{after.version}")
+        read = _window(kafka, previous, after)
         if not read.num_rows:
             raise CannotProve(f"{stage}@v{after.version} read no records of a Kafka topic")
         rows = _rows(read, function)
@@ -83,21 +84,21 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
     return Guilty((), message, "", (window,), changed.take(key_row[[nearest]]), of_key=of_key)
 
 
-def _window(kafka: Kafka, before: Manifest | None, after: Manifest) -> pa.Table:
-    """The messages that a version read, with the columns of Spark's Kafka source."""
+def _window(kafka: Kafka, previous: Manifest | None, after: Manifest) -> pa.Table:
+    """Return the messages that a version read, with the columns of Spark's Kafka source."""
     parts = list[pa.RecordBatch]()
     for name, end in sorted(after.inputs.items()):
-        known = before.inputs.get(name) if before is not None else None
+        start = previous.inputs.get(name) if previous is not None else None
         if kafka_has(kafka, end.topic):
-            for one in ranges(known.offsets if known is not None else (), end.offsets):
-                where = (end.topic, one.partition, one.first, one.last)
-                chunks = kafka.read(*where, patience_s=_PATIENCE_S, topic_id=end.topic_id)
-                parts += (Columns(some).source() for some in chunks)
+            for part in ranges(start.offsets if start is not None else (), end.offsets):
+                span = (end.topic, part.partition, part.first, part.last)
+                chunks = kafka.read(*span, patience_s=_PATIENCE_S, topic_id=end.topic_id)
+                parts += (Columns(messages).source() for messages in chunks)
     return pa.Table.from_batches(parts) if parts else pa.table({})
 
 
 def kafka_has(kafka: Kafka, topic: str) -> bool:
-    """Whether there is such a topic: a source may be none."""
+    """Return True if the topic exists; a source of the query may be something else than a topic."""
     try:
         kafka.offsets(topic)
     except NotFound:
@@ -106,7 +107,7 @@ def kafka_has(kafka: Kafka, topic: str) -> bool:
 
 
 def _rows(read: pa.Table, function: Function) -> pa.Table:
-    """What the function makes of the messages, each row with the number of its message as `RECORD`."""
+    """Return the function's rows for these messages, each with the number of its message as `RECORD`."""
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-window-", ignore_cleanup_errors=True) as folder,
         spark_session("slackwater bisect", master="local[*]", conf=REPLAY_CONF) as spark,
@@ -116,39 +117,39 @@ def _rows(read: pa.Table, function: Function) -> pa.Table:
         with as_user_error("the function"):
             frame = with_records(function(shown), [shown])
             if frame is None:
-                raise CannotProve("the function mixes records: it must make each row of one record, without groupBy")
+                raise CannotProve("the function mixes records: each row must come from one record, without groupBy")
             return frame.toArrow()
 
 
 def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The rows that have one of the keys, as far as they have its columns, and which key that is."""
+    """Return the indexes of rows that have one of the keys, in the columns that both have, and the index of the key."""
     named = {name.casefold(): name for name in rows.column_names}
     shared = [name for name in keys.column_names if name.casefold() in named]
     if not shared:
         raise CannotProve(f"the function's rows have none of the key's columns: {', '.join(keys.column_names)}")
-    mine = pa.table({name: rows[named[name.casefold()]].cast(keys[name].type) for name in shared})
-    at = mine.append_column("_row", pa.array(np.arange(rows.num_rows)))
-    wanted = keys.select(shared).append_column("_key", pa.array(np.arange(keys.num_rows)))
-    found = at.join(wanted, keys=shared, join_type="inner").sort_by("_row")
-    return np.asarray(found["_row"]), np.asarray(found["_key"])
+    row_keys = pa.table({name: rows[named[name.casefold()]].cast(keys[name].type) for name in shared})
+    numbered_rows = row_keys.append_column("_row", pa.array(np.arange(rows.num_rows)))
+    numbered_keys = keys.select(shared).append_column("_key", pa.array(np.arange(keys.num_rows)))
+    matches = numbered_rows.join(numbered_keys, keys=shared, join_type="inner").sort_by("_row")
+    return np.asarray(matches["_row"]), np.asarray(matches["_key"])
 
 
 def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """The row with a number that is most of what changed most of its key; None where two are as near.
+    """Return the index of the row whose number is nearest to the change of its key; None for a tie.
 
-    That is, of the key's numbers, the one that grew by the largest part of itself: not how many records there are.
+    Of the key's numbers, the one with the largest relative change is used.
     """
     sides = [np.array([*_numbers(side)]) for side in (changed.before, changed.after)]
     if not sides[0].size:
         return None
-    before, after = np.nan_to_num(sides[0]), np.nan_to_num(sides[1])
-    most = np.argmax(np.abs(after - before) / np.maximum(np.abs(before), 1), axis=0)
-    was, now = (side[most, np.arange(side.shape[1])][key_row] for side in (before, after))
+    values_before, values_after = np.nan_to_num(sides[0]), np.nan_to_num(sides[1])
+    most = np.argmax(np.abs(values_after - values_before) / np.maximum(np.abs(values_before), 1), axis=0)
+    was, now = (side[most, np.arange(side.shape[1])][key_row] for side in (values_before, values_after))
     distances = np.full(rows.num_rows, np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for mine in _numbers(rows):
+        for values in _numbers(rows):
             for target in (now - was, now):
-                distances = np.fmin(distances, np.where(target == 0, np.inf, np.abs(mine - target) / np.abs(target)))
+                distances = np.fmin(distances, np.where(target == 0, np.inf, np.abs(values - target) / np.abs(target)))
     nearest, next_one = np.partition(distances, 1)[:2]
     return int(np.argmin(distances)) if nearest < 0.5 and nearest < 0.5 * next_one else None
 

@@ -28,8 +28,8 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.decode import check_shape, read_groups
 from ....store.read.fetch import corrupt, file_name
-from ....store.sst.evolution import Reading
-from ....store.sst.showable import showable
+from ....store.sst.arrow_types import showable
+from ....store.sst.schema import Reading
 from ....store.versions import apps, keys
 from ....store.versions.manifest import Manifest, Sst, Table
 from .files import address, data_file, data_schema, iceberg_schema, is_read_alike

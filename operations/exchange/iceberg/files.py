@@ -4,7 +4,7 @@ pyiceberg encodes and decodes manifests and manifest lists in memory, and the st
 credentials and tests are those of all other objects.
 
 This module also maps a table's columns to an Iceberg schema, and decides which SSTs Iceberg readers read correctly by
-that schema. Iceberg and `sst.evolution` both find a column by its field id, so most migrations need no copy: renamed
+that schema. Iceberg and `sst.schema` both find a column by its field id, so most migrations need no copy: renamed
 and removed columns, columns added without a default, and types that Iceberg widens. An SST that lacks a column with a
 default, or has a decimal of another scale, is copied, because format v2 cannot express that.
 """
@@ -33,8 +33,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
 from ....errors import Refused
-from ....store.sst.evolution import ColumnSource, Reading
-from ....store.sst.types import sst_schema, visible_columns
+from ....store.sst.schema import ColumnSource, Reading, sst_schema, visible_columns
 from ....store.versions.manifest import Table, is_internal
 from .hidden import Deletes, bounds
 

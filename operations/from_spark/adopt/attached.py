@@ -15,7 +15,7 @@ from ....store.compaction.merge import merged_rows
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.decode import read_groups
-from ....store.sst.types import OP, TOMBSTONE
+from ....store.sst.schema import OP, TOMBSTONE
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ....store.versions.side_tables import table_name, table_of

@@ -10,7 +10,7 @@ from ....store.compaction.merge import merged_rows
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst.hashing import digests, normalise_keys
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Manifest, Table
 
 

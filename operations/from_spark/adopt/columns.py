@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ....snapshot.query.row_source import is_convertible
 from ....store.sst.arrow_types import to_arrow
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import DELETED
 

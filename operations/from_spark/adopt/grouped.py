@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, field
 import duckdb
 import pyarrow as pa
 
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Table
 from ...exchange.initialise import MEMORY
 from ..attach.tables import fitting

@@ -12,7 +12,7 @@ from ....state.kinds.due import due_ms
 from ....state.kinds.join import BoundJoin, Join, JoinSide
 from ....state.kinds.kind import Bound, Kind
 from ....state.kinds.session import TIMES, Sessions
-from ....store.sst.types import DUE, arrow_schema
+from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Table, is_internal
 from ..checkpoint.protocol import ReadableTable
 from .buffers import aggregates

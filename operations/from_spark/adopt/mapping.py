@@ -15,7 +15,7 @@ from ....state.kinds.aggregate import Aggregates
 from ....state.kinds.due import due_ms, window_of
 from ....state.kinds.kind import Bound, Kind, kind_of
 from ....state.kinds.pandas_state import PandasState
-from ....store.sst.types import DUE, arrow_schema
+from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table, is_internal
 from ..attach.tables import fitting
 from ..checkpoint.protocol import DELETED, ReadableTable, times_out

@@ -21,7 +21,7 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.due import window_of
 from ....store.objects.local import LocalStore
 from ....store.read.cache import SstCache
-from ....store.sst.types import arrow_schema
+from ....store.sst.schema import arrow_schema
 from ....store.versions import apps
 from ....store.versions.manifest import Manifest
 from ...debugging.replay.compare import compare

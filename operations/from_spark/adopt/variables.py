@@ -10,7 +10,7 @@ from ....state.kinds.kind import Bound, Kind
 from ....state.kinds.processor import Processor
 from ....state.kinds.state_variables import TIMERS, Variable, expires
 from ....store.sst.arrow_types import from_arrow
-from ....store.sst.types import DUE, arrow_schema
+from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
 from .columns import Array, ColumnSearch, MappedColumn, by_name_or_place

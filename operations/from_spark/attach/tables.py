@@ -10,7 +10,7 @@ from ....errors import Refused, Usage
 from ....state.kinds.attached import Attached
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.hashing import hash_keys
-from ....store.sst.types import arrow_schema, shape
+from ....store.sst.schema import arrow_schema, shape
 from ....store.versions import keys
 from ....store.versions.manifest import Column, Manifest, SideTable, Table
 from ..checkpoint.protocol import ReadableTable

@@ -158,7 +158,7 @@ def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
 ) -> None:
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
-    assert "Kafka does not hold" not in slackwater("bisect", "flights", "--where", BAD).stderr
+    assert "Kafka has deleted input" not in slackwater("bisect", "flights", "--where", BAD).stderr
     app.kafka.earliest["flights"] = app.version("legs", 4).inputs["flights"].offsets
     said = slackwater("bisect", "flights", "--where", BAD).stderr.splitlines()
     assert said[0] == (

@@ -54,8 +54,8 @@ def test_offsets_are_set_and_the_log_says_it() -> None:
     [
         ((), 2, "a reset takes one scenario; found 0"),
         (("--to-earliest", "--to-latest", "--all-topics"), 2, "a reset takes one scenario; found 2"),
-        (("--to-earliest",), 2, "a reset is of topics that are named, or of all"),
-        (("--to-earliest", "--all-topics", "--topic", "flights"), 2, "a reset is of topics that are named, or of all"),
+        (("--to-earliest",), 2, "a reset needs either topics or --all-topics"),
+        (("--to-earliest", "--all-topics", "--topic", "flights"), 2, "a reset needs either topics or --all-topics"),
         (("--to-earliest", "--topic", "flights:a"), 2, "--topic 'flights:a' is not NAME or NAME:PARTITION"),
         (("--to-earliest", "--topic", "flights", "--topic", "flights:1"), 2, "each topic once"),
         (("--to-offset", "-1", "--all-topics"), 2, "--to-offset is -1; expected an offset from 0"),

@@ -68,7 +68,7 @@ def test_it_is_done_by_a_version_of_each_stage_that_the_log_shows(late: FlightsA
         (
             ("rewind", "flights", "--before-deploy"),
             1,
-            "no earlier program of the app named 'flights'; every version that is left is of the program",
+            "no earlier program of the app named 'flights'; all remaining versions are of the current program",
         ),
     ],
 )

@@ -20,7 +20,7 @@ def said(cause: Cause) -> str:
 
 @pytest.mark.parametrize("add", [None, OLD])
 def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -> None:
-    because = ": the batch is good with the one before, and bad with the new one"
+    because = ": the batch is good with the old program, and bad with the new one"
     text = said(deploy(CHANGE, how="both programs", proved=add is None, because=because, add=add))
     for word in (OLD.checksum, NEW.checksum, "legs", "47"):
         assert text.count(word) == 1, word

@@ -16,7 +16,6 @@ from slackwater.pipeline.batch.committer import Committer, ForgottenMeanwhile, P
 from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.snapshot.query.columns import parse_key
-from slackwater.state.rejected_schema import REJECTED_RECORDS
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import Done, apply
@@ -28,7 +27,7 @@ from slackwater.store.versions import apps, history
 from slackwater.store.versions.column_types import FieldSource
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
-from slackwater.store.versions.side_tables import REJECTED
+from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 
 from tests.models.profiles import SEARCHES
 from tests.operations.erasure.everything import occurrences

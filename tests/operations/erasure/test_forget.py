@@ -34,8 +34,7 @@ from slackwater.store.archive.reading import Archives
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import history, keys
-from slackwater.store.versions.forgotten import under_way
+from slackwater.store.versions import forgotten, history, keys
 
 from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
 from tests.store.archive.small_archives import BY, TOPIC, records, write
@@ -218,7 +217,7 @@ def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_o
         each.step_all()
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in runs}
     assert occurrences(root, "N003")
-    with pytest.raises(Refused, match="shares SSTs with 'flights', from which it was cloned"):
+    with pytest.raises(Refused, match="is a clone that still uses files of 'flights'"):
         make(runs[0], cache)
     done = make(app, cache)
     assert [name.split()[0] for name in done.apps] == ["flights", "near", "far", "nearer"]
@@ -399,7 +398,7 @@ def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key
     # Without Kafka nobody can tell.
     asked = KeysAsked.of((KEY,))
     (unproved,) = look(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
-    assert (unproved.records, unproved.why) == (2, "nothing says where Kafka is")
+    assert (unproved.records, unproved.why) == (2, "no Kafka configured")
     app.claim("aircraft")
     app.step("aircraft")
     assert len(held(app, deep=False)) > 0
@@ -460,16 +459,16 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
         make(app, cache, "aircraft=N999")
     with pytest.raises(NotFound, match="plane"):
         make(app, cache, "plane=N003")
-    with pytest.raises(Usage, match="has no table, or no '='"):
+    with pytest.raises(Usage, match="lacks its table, or the '='"):
         make(app, cache, "N003")
-    with pytest.raises(Usage, match="there is no key to be forgotten"):
+    with pytest.raises(Usage, match="no key to forget was given"):
         forget(app.store, cache, "flights", KeysAsked.of([]), by="ada")
     asked = request(app.store, "flights", "under-way", "ada")
     with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):
         make(app, cache)
     cancel(app.store, "flights", asked)
     assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
-    assert under_way.find(app.store, "flights") is None
+    assert forgotten.under_way(app.store, "flights") is None
 
 
 def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:

@@ -14,7 +14,7 @@ from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.forgotten import under_way
+from slackwater.store.versions import forgotten
 
 from tests.operations.erasure.everything import archive_of, occurrences, tables_of_all_versions
 from tests.support.collecting import aging_app, fresh, keys_of, killed_at_each_request, store_of
@@ -77,7 +77,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
             }
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent
         store_of(app).clock_ms += 60_000
-        has_begun = under_way.find(app.store, "flights") is not None
+        has_begun = forgotten.under_way(app.store, "flights") is not None
         try:
             done = make(app, cache)
             if has_begun:
@@ -89,7 +89,7 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
             assert ended
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
-            assert under_way.find(app.store, name) is None
+            assert forgotten.under_way(app.store, name) is None
         known = {key for key in keys_of(store_of(app)) if "/sst/" in key}
         assert known
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent

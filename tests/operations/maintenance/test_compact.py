@@ -74,7 +74,7 @@ def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp
         lambda name: plan(app.store, app.name, (name,)),
         lambda name: [*compactor(app, cache, name).merge_due()],
     ):
-        with pytest.raises(Refused, match="flights/legs keeps no table"):
+        with pytest.raises(Refused, match="flights/legs has no table"):
             ask("legs")
         with pytest.raises(NotFound, match="the nearest: carriers"):
             ask("carrier")
@@ -220,7 +220,7 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
     app.run(flights(10))
     for sst in done[0].outputs:
         app.store.delete(sst.object)
-    landed = landing._land(done)
+    landed = landing._commit_results(done)
     assert landed is not None
     assert (landed.merges, landed.left_out) == (1, 1)
     assert sound(app)
@@ -231,7 +231,7 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
     cast("StoreClock", app.clock).wait(5000)
     app.run(flights(10))
     assert collect(app.store, app.name, Retention(), by="test", margin_ms=1000).objects > 0
-    assert landing._land(again) is None
+    assert landing._commit_results(again) is None
     assert sound(app)
 
 

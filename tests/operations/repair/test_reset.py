@@ -183,7 +183,7 @@ def test_what_kafka_has_not_and_what_is_no_topic_of_users_is_refused_and_nothing
 
 def test_a_topic_that_is_gone_is_refused(app: FlightsApp) -> None:
     del app.kafka.topics["flights"]
-    with pytest.raises(NotFound, match="no Kafka topic named 'flights'; it is gone"):
+    with pytest.raises(NotFound, match="no Kafka topic named 'flights'; it was deleted"):
         set_back(app, to_earliest=True)
 
 

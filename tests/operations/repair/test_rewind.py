@@ -245,7 +245,7 @@ def test_offsets_that_are_gone_are_named_and_nothing_is_changed(app: FlightsApp,
 
 
 def test_without_an_earlier_program_there_is_no_deploy_to_go_back_to(app: FlightsApp, cache: SstCache) -> None:
-    with pytest.raises(NotFound, match="every version that is left is of the program that it has now"):
+    with pytest.raises(NotFound, match="all remaining versions are of the current program"):
         rewound(app, cache, "")
 
 
@@ -357,7 +357,7 @@ def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_dep
     assert not again.plan.steps
     for stage in STAGES:
         app.claim(stage)
-    with pytest.raises(NotFound, match="every version that is left is of the program that it has now"):
+    with pytest.raises(NotFound, match="all remaining versions are of the current program"):
         before_deploy(app.store, app.heads)
     app.step_all()
     assert tables(app) == totals(app)

@@ -61,7 +61,7 @@ def test_a_clone_is_made_with_rights_that_let_it_write_to_no_topic_of_production
     assert made.source.versions.keys() == {*STAGES}
     assert not is_refused(lambda: send(user, f"{staging}-by-aircraft-repartition", [(0, b"x")], b"h", patience_s=20))
     for topic in topics:
-        with pytest.raises(Refused, match=f"the right Write on topic '{topic}' is missing"):
+        with pytest.raises(Refused, match=f"denies this user the right Write on topic '{topic}'"):
             send(user, topic, [(0, b"x")], b"h", patience_s=20)
         assert user.delete_topics([topic]) == (topic,)
     user.commit_offsets(group_of(production, "legs"), {"flights": (0,) * KAFKA_PARTITIONS})

@@ -14,7 +14,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.kafka.protocol import Broken, Kafka, TransactionSettings
-from slackwater.pipeline.publish.prepare import check_targets
+from slackwater.pipeline.publish.sinks import check_targets
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -62,7 +62,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
     )
     for attempt, right, topic, named in steps:
         said = refusal(attempt)
-        assert f"the right {right} on topic '{topic}' is missing" in said
+        assert f"denies this user the right {right} on topic '{topic}'" in said
         secured.allow(right, "topic", named, prefixed=named != topic)
         eventually(lambda attempt=attempt: not refusal(attempt), f"{right} on {named} is enough", 60)  # type: ignore[misc]
 
@@ -114,11 +114,11 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
     ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
     ledger.user = USER
-    with pytest.raises(Refused, match=f"the right Describe on topic '{ledger.topic}' is missing"):
+    with pytest.raises(Refused, match=f"denies this user the right Describe on topic '{ledger.topic}'"):
         ledger.catch_up()
     secured.allow("Read", "topic", ledger.topic)
     eventually(lambda: not refusal(lambda: ledger.kafka.offsets(ledger.topic)), "the right to read")
-    with pytest.raises(Refused, match=f"the right Create on topic '{ledger.app}-.*' is missing"):
+    with pytest.raises(Refused, match=f"denies this user the right Create on topic '{ledger.app}-.*'"):
         ledger.catch_up()
     assert list(open_store(ledger.store).list("")) == []
     return ledger
@@ -132,7 +132,7 @@ def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
     eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, only_ask=True)), "the right")
-    with pytest.raises(Refused, match=f"the right Describe on topic '{channel}' is missing"):
+    with pytest.raises(Refused, match=f"denies this user the right Describe on topic '{channel}'"):
         ledger.catch_up()
 
 

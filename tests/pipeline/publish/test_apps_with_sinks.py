@@ -22,7 +22,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.messages.json_rows import objects
+from slackwater.pipeline.messages.json_messages import objects
 from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.change.stages import request_retry
 from slackwater.snapshot.gc.collect import collect

@@ -10,8 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.pipeline.reject.operators import Operators
 from slackwater.pipeline.spark.plans import hidden
-from slackwater.state.culprit import TooMany
-from slackwater.state.failing import RECORD, Failure
+from slackwater.state.failing import RECORD, Failure, TooMany
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 

@@ -7,8 +7,7 @@ from urllib.request import urlopen
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.run.health import Health
-from slackwater.pipeline.run.metrics import Metrics
+from slackwater.pipeline.run.monitoring import Health, Metrics
 from slackwater.snapshot.status.overview import InputLag, StageLag
 
 

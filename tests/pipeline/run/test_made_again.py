@@ -16,8 +16,16 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.run.claim import Claimer
 from slackwater.snapshot.verify.version_chain import differences
-from slackwater.state.records import ranges, stretches
-from slackwater.state.topics import NOT_KNOWN, TopicState, are_two, id_of_epochs, is_younger, why_another
+from slackwater.state.records import (
+    NOT_KNOWN,
+    TopicState,
+    are_two,
+    id_of_epochs,
+    is_younger,
+    ranges,
+    stretches,
+    why_another,
+)
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor

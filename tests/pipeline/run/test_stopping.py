@@ -178,7 +178,7 @@ def test_an_end_never_takes_long_without_a_word(
 ) -> None:
     reporter = reports(Reporter.running, lambda it: it.asked(Stop()), lambda it: it.doing("waiting for Spark to end"))
     reporter.tick()
-    assert capsys.readouterr().err == "stopping after the current batch\n"
+    assert capsys.readouterr().err == "stopping: finishing the current batch\n"
     after(monkeypatch, 2.1)
     reporter.tick()
     reporter.tick()

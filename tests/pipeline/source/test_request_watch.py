@@ -9,9 +9,8 @@ from slackwater.snapshot.cut.stored import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.under_way import runners as holds
 from slackwater.snapshot.under_way.runners import HOLD_LAPSE_S, Hold
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Prices, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Prices, monthly_cost
 from slackwater.store.versions import codec, keys
 
 from tests.support.histories import Clock, FlightsApp, Kafka, flights

@@ -30,8 +30,7 @@ from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.fits import Declared, DeclaredStage
-from slackwater.state.records import Position
-from slackwater.state.topics import TopicState
+from slackwater.state.records import Position, TopicState
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit, history, published
 from slackwater.store.versions.manifest import Column, Former, Manifest, Sink, Table

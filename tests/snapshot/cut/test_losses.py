@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, start_at
+from slackwater.pipeline.run.supervisor import Completer
 from slackwater.pipeline.spark.user_errors import translate
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
@@ -25,7 +25,7 @@ from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
-from slackwater.state.topics import TopicState
+from slackwater.state.records import TopicState
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.manifest import Manifest

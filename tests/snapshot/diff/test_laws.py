@@ -12,8 +12,7 @@ from slackwater.snapshot.diff import candidates, stored_rows
 from slackwater.snapshot.diff.key_history import RowChange, VersionList, key_changes
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.stored_rows import StoredKey, TableSide
-from slackwater.store.sst.hashing import normalise_keys
-from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.sst.hashing import KeyShare, normalise_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 

@@ -19,8 +19,7 @@ from slackwater.operations.exchange.iceberg.export import IcebergExport
 from slackwater.settings import Settings
 from slackwater.snapshot.diff import equality
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.sst.arrow_types import python_rows
-from slackwater.store.sst.showable import all_showable, escaped, showable
+from slackwater.store.sst.arrow_types import all_showable, escaped, python_rows, showable
 
 from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, raw, shown, text, write_app
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import arrow_schema
+from slackwater.store.sst.schema import arrow_schema
 from slackwater.store.versions import apps, commit
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 

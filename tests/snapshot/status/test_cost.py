@@ -14,11 +14,10 @@ from msgspec.structs import astuple, replace
 from slackwater.cli import main
 from slackwater.common import instants
 from slackwater.snapshot.status.cost import hourly, recent, usage_since
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Prices, Stats, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.stats import Prices, Stats, monthly_cost
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.amend import with_stats
 from slackwater.store.versions.commit import commit, successor

@@ -43,16 +43,14 @@ from slackwater.snapshot.take.snapshots import pin, remove_or_withdraw
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.under_way.exclusion import HERE, LAW, SIGNS, Does, Intent, UnderWay, check_exclusion, refusal
 from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat, EditRequest
-from slackwater.state.rejected_schema import REJECTED_RECORDS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import exists
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history, keys, notes
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten import under_way
-from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.forgotten import Forgetting, begin
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
-from slackwater.store.versions.side_tables import REJECTED
+from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ulid import ULID
 
 from tests.operations.failover import FailoverKafka
@@ -178,7 +176,7 @@ def asked_edit(world: World) -> None:
 
 
 def forgetting(world: World) -> None:
-    under_way.begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
+    begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
 
 
 def change(world: World) -> None:

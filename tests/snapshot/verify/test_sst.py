@@ -23,7 +23,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys, partition_of
-from slackwater.store.sst.types import TOMBSTONE
+from slackwater.store.sst.schema import TOMBSTONE
 from slackwater.store.sst.writer import SstWriter, prepare
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Unavailable, Usage
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Reads, Stats
 from slackwater.store.objects.local import LocalStore, SpooledStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
-from slackwater.store.objects.stats import Reads, Stats
-from slackwater.store.read.range_reads import RangeReader
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
+from slackwater.store.read.fetch import RangeReader
 from slackwater.store.versions.manifest import Sst
 
 from tests.store.objects.faulty_store import FaultyStore

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 from cachetools import LRUCache
 from slackwater.errors import Corruption
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Reads
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.stats import Reads
-from slackwater.store.read import footers, range_reads
+from slackwater.store.read import fetch, footers
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from slackwater.store.sst import writer
@@ -227,7 +226,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
-    found = range_reads.read_all([(range_reads.RangeReader(store, base, reads), ranges)])[0].ranges
+    found = fetch.read_all([(fetch.RangeReader(store, base, reads), ranges)])[0].ranges
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 704_100)
@@ -238,9 +237,9 @@ def test_a_long_range_is_read_in_parts(
     table: tuple[CountingStore, tuple[Sst, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
-    monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
+    monkeypatch.setattr(fetch, "_LARGEST_BYTES", 100_000)
     reads = Reads()
-    (found,) = range_reads.read_all([(range_reads.RangeReader(store, base, reads), [(5, 350_005)])])
+    (found,) = fetch.read_all([(fetch.RangeReader(store, base, reads), [(5, 350_005)])])
     ((start, data),) = found.ranges
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
@@ -248,16 +247,16 @@ def test_a_long_range_is_read_in_parts(
 
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
-    reader = range_reads.RangeReader(store, base, Reads())
+    reader = fetch.RangeReader(store, base, Reads())
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        range_reads.read_all([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
+        fetch.read_all([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
     starts = list(range(0, 1_000_000, 10_000))
-    stretches = list(range_reads._joined([(start, start + 5_000) for start in starts]))
+    stretches = list(fetch._joined([(start, start + 5_000) for start in starts]))
     assert len(stretches) == 100
-    near = list(range_reads._joined([(start, start + 9_990) for start in starts]))
+    near = list(fetch._joined([(start, start + 9_990) for start in starts]))
     assert near == [(0, 999_990)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Usage
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.read import duckdb_versions, duckdb_view
+from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest, Sst, Ttl
 
@@ -59,7 +59,7 @@ def test_each_row_is_there_once_for_each_version_that_shows_it(
     if not any(each.ssts for each in shown):
         return
     with duckdb.connect() as con:
-        duckdb_versions.register(con, "many", store, cache, shown)
+        duckdb_view.register_versions(con, "many", store, cache, shown)
         found = con.sql("FROM many ORDER BY ALL").fetchall()
         assert con.sql("FROM many").columns == [*SHOWN, "_version", "_committed_at"]
         sql = "SELECT _version, epoch_ms(_committed_at) FROM many GROUP BY ALL"
@@ -82,7 +82,7 @@ def test_a_file_that_versions_share_is_scanned_once(cache: SstCache) -> None:
         ssts = (*write_version(store, None, ROUTES, changes, version), *ssts)
         manifests.append(manifest_of(ROUTES, ssts, version))
     with duckdb.connect() as con:
-        duckdb_versions.register(con, "many", store, cache, manifests)
+        duckdb_view.register_versions(con, "many", store, cache, manifests)
         ((_, plan),) = con.sql("EXPLAIN FROM many").fetchall()
     assert plan.upper().count("READ_PARQUET") == 1
 
@@ -90,4 +90,4 @@ def test_a_file_that_versions_share_is_scanned_once(cache: SstCache) -> None:
 def test_a_stage_without_a_table_has_no_versions_to_show(cache: SstCache) -> None:
     manifest = replace(manifest_of(ROUTES, ()), table=None)
     with duckdb.connect() as con, pytest.raises(Usage, match="keeps no state"):
-        duckdb_versions.register(con, "many", MemoryStore(), cache, [manifest])
+        duckdb_view.register_versions(con, "many", MemoryStore(), cache, [manifest])

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
+from slackwater.store.objects.counting import Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import DueRows, LookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import DUE
+from slackwater.store.sst.schema import DUE
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1)

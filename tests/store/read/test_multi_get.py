@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import Block
 from slackwater.store.read.multi_get import multi_get

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from slackwater.store.objects.counting import Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import sst_schema
+from slackwater.store.sst.schema import sst_schema
 from slackwater.store.sst.writer import SstWriter
 from slackwater.store.versions.manifest import Column, Sst, Table
 

@@ -7,14 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.snapshot.verify.sst import reread_sst
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
-from slackwater.store.sst.bloom import CHUNK_BYTES, chunks_in, chunks_of, may_have
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.parquet_pages import FileMetaData, decoded, index_ranges
+from slackwater.store.sst.parquet_index import (
+    CHUNK_BYTES,
+    FileMetaData,
+    chunks_in,
+    chunks_of,
+    decoded,
+    index_ranges,
+    may_have,
+)
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1)

@@ -10,9 +10,8 @@ from slackwater.errors import Corruption
 from slackwater.state.fits import evolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import evolution
-from slackwater.store.sst.evolution import reading, widens
-from slackwater.store.sst.types import HASH, OP, OWN_IDS, PREV, SEQ, sst_schema
+from slackwater.store.sst import schema
+from slackwater.store.sst.schema import HASH, OP, OWN_IDS, PREV, SEQ, reading, sst_schema, widens
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.evolving import Evolving
@@ -42,10 +41,10 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
     again, _ = evolve("t", after, replace(after, values=(Column("b", "string"), Column("a", "string"))), {})
     assert again.ids == (1, 3, 4)
     (sst,) = write_version(store, cache, again, {(1,): ("b", "a")}, 2)
-    numbers = [evolution.field_id(each) for each in pq.read_schema(pa.BufferReader(store.get(sst.object)))]
+    numbers = [schema.field_id(each) for each in pq.read_schema(pa.BufferReader(store.get(sst.object)))]
     assert numbers == [OWN_IDS[HASH], 1, 3, 4, OWN_IDS[SEQ], OWN_IDS[OP], OWN_IDS[PREV]]
     mapped = cache.open(store, sst, again)
-    assert [evolution.field_id(each) for each in mapped.stored.schema] == numbers
+    assert [schema.field_id(each) for each in mapped.stored.schema] == numbers
     # Under the columns of before, the first `a` is not there: it is another one than the last.
     with pytest.raises(Corruption, match="expected columns"):
         cache.open(store, sst, before)

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.store.objects.counting import Reads
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.decode import decode
 from slackwater.store.read.fetch import fetch
 from slackwater.store.read.multi_get import multi_get
@@ -18,7 +18,7 @@ from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.parquet_pages import FileMetaData, decoded
+from slackwater.store.sst.parquet_index import FileMetaData, decoded
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.profiles import scaled

@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.counting import CountingStore, Reads
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.stats import Reads
 from slackwater.store.read.decode import Block, decode
 from slackwater.store.read.fetch import fetch
 from slackwater.store.read.remote_sst import Part, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow, to_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import sst_schema
+from slackwater.store.sst.schema import sst_schema
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.support.state_rows import ROUTES, state_rows, write_version

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, NotFound, Refused
+from slackwater.store.objects.counting import Stats
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.stats import Stats
 from slackwater.store.versions.amend import Amendment, amend, begin, newest
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.horizon import BOUNDARIES, Boundary

@@ -5,11 +5,9 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Unstorable
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions import history, keys
+from slackwater.store.versions import forgotten, history, keys
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.forgotten import index, under_way
-from slackwater.store.versions.forgotten.index import ForgottenIndex, RecordsLeft
-from slackwater.store.versions.forgotten.under_way import Forgetting
+from slackwater.store.versions.forgotten import Forgetting, ForgottenIndex, RecordsLeft
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from tests.support.manifests import claim
@@ -27,7 +25,7 @@ OLD, NEW, NEWER, OTHER = map(sst, ULIDS)
 
 def changed(store: MemoryStore | CountingStore, **ssts: Sst | None) -> ForgottenIndex:
     by_key = {keys.sst("app", "stage", ULIDS["ABCD".index(letter)]): now for letter, now in ssts.items()}
-    return index.change(store, "app", lambda head: head.with_changes(by_key, {}, {}), by="ada", now_ms=5)
+    return forgotten.change(store, "app", lambda head: head.with_changes(by_key, {}, {}), by="ada", now_ms=5)
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ def test_a_version_is_read_with_what_took_the_place_of_its_ssts(store: MemorySto
     assert history.read_stored(store, "app", "stage", 1) == head
     changed(store, B=None)
     assert [each.object for each in history.read(store, "app", "stage", 1).ssts] == [NEWER.object]
-    assert index.newest(store, "app").names([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
+    assert forgotten.newest(store, "app").names([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
 
 
 def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
@@ -59,7 +57,7 @@ def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
     made = changed(store, B=NEWER)
     assert made.ssts == {OLD.object: NEWER, NEW.object: NEWER}
     with pytest.raises(Unstorable, match="an object that is not replaced itself"):
-        index.INDEXES.put(store, replace(made, number=9, ssts={OLD.object: NEW, NEW.object: NEWER}))
+        forgotten.INDEXES.put(store, replace(made, number=9, ssts={OLD.object: NEW, NEW.object: NEWER}))
     gone = RecordsLeft("app/snapshots/s/channels/b.parquet", 2, 9, "ab", (1, 0))
     first = ForgottenIndex("app", 1, 1, "ada").with_changes({}, {"a": gone}, {})
     second = first.with_changes({}, {str(gone.key): RecordsLeft(None, gone=(0, 2, 1))}, {"s": 7})
@@ -92,19 +90,19 @@ def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_a
             changed(store, D=None)
         return head.with_changes({NEW.object: NEWER}, {}, {})
 
-    made = index.change(store, "app", update, by="ada", now_ms=6)
+    made = forgotten.change(store, "app", update, by="ada", now_ms=6)
     assert (made.number, set(made.ssts)) == (3, {OLD.object, NEW.object, OTHER.object})
-    index.sweep(store, "app", 1 << 60)
-    assert [info.key for info in store.list("app/forgotten/")] == [index.INDEXES.key(made)]
-    store.put(index.INDEXES.key(made), b"{}")
+    forgotten.sweep(store, "app", 1 << 60)
+    assert [info.key for info in store.list("app/forgotten/")] == [forgotten.INDEXES.key(made)]
+    store.put(forgotten.INDEXES.key(made), b"{}")
     with pytest.raises(Corruption):
-        index.newest(CountingStore(store), "app")
+        forgotten.newest(CountingStore(store), "app")
 
 
 def test_the_note_of_the_first_stays_until_it_is_taken_away(store: MemoryStore) -> None:
-    assert under_way.find(store, "app") is None
+    assert forgotten.under_way(store, "app") is None
     note = Forgetting(ULIDS[0], "app", "ada@host", 1, "00", "ab")
-    assert under_way.begin(store, "app", note) == note
-    assert under_way.begin(store, "app", replace(note, id=ULIDS[1])) == note
-    under_way.end(store, "app")
-    assert under_way.find(store, "app") is None
+    assert forgotten.begin(store, "app", note) == note
+    assert forgotten.begin(store, "app", replace(note, id=ULIDS[1])) == note
+    forgotten.end(store, "app")
+    assert forgotten.under_way(store, "app") is None

@@ -101,5 +101,5 @@ def test_from_python_a_program_with_another_table_is_passed_over_and_said(ledger
 
 def test_an_app_that_has_not_run_has_nothing_to_run_again(ledger: Ledger) -> None:
     ledger.slackwater("clone", ledger.app, f"{ledger.app}-new")
-    with sw.open() as client, pytest.raises(Refused, match="nothing to run again"):
+    with sw.open() as client, pytest.raises(Refused, match="nothing to replay"):
         client.app(f"{ledger.app}-new").check(LEDGER)

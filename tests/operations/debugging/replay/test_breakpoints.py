@@ -107,8 +107,8 @@ def test_a_state_without_a_function_of_the_users_has_none_to_stop_in(program: Mo
 def test_what_has_no_source_is_told(program: ModuleType) -> None:
     with pytest.raises(Refused, match="'<lambda>' is not found at line") as refused:
         stop_in(stage(program.legs, program.short))
-    assert "make a function" in refused.value.hint
-    with pytest.raises(Refused, match="is not a function with a source"):
+    assert "by a function" in refused.value.hint
+    with pytest.raises(Refused, match="has no Python source"):
         stop_in(stage(program.legs, len))
     Path(program.legs.__code__.co_filename).unlink()
     with pytest.raises(Refused, match="the source of 'legs' cannot be read"):

@@ -193,7 +193,7 @@ def test_a_bundle_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         (lambda members: members.pop("committed.arrow"), "it lacks 'committed.arrow'"),
         (lambda members: members.update({"inputs/0.arrow": b"no Arrow"}), "'inputs/0.arrow' is not an Arrow stream"),
         (lambda members: members.update({"inputs/0.arrow": members["inputs/0.arrow"][:300]}), "is not an Arrow stream"),
-        (lambda members: members.update({"inputs/0.arrow": members["before.arrow"]}), "where its records are from"),
+        (lambda members: members.update({"inputs/0.arrow": members["before.arrow"]}), "the origin of its records"),
         (lambda members: members.update({"before.arrow": members["committed.arrow"]}), "'before.arrow' has columns"),
         (lambda members: members.update({"index.json": b"{"}), "its index.json is not readable"),
         (lambda members: members.update({"index.json": b"\xff"}), "its index.json is not readable"),
@@ -249,7 +249,7 @@ def test_a_member_that_is_larger_than_it_says_is_refused(path: Path) -> None:
     for where in range(len(data) - 4):
         if data[where : where + 4] == (100_000).to_bytes(4, "little"):
             data[where : where + 4] = (10).to_bytes(4, "little")
-    with pytest.raises(Refused, match="is no bundle"):
+    with pytest.raises(Refused, match="is not a valid bundle"):
         read(path, bytes(data))
 
 
@@ -266,5 +266,5 @@ def test_any_bytes_are_a_bundle_or_refused(path: Path, data: st.DataObject) -> N
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be read: No such file"):
         bundles.read(tmp_path / "none.zip")
-    with pytest.raises(Refused, match="is no bundle"):
+    with pytest.raises(Refused, match="is not a valid bundle"):
         read(tmp_path / "text.zip", b"text")

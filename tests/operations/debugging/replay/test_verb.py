@@ -84,7 +84,7 @@ def test_a_bundle_and_its_test_need_neither_kafka_nor_the_store(
     ref = largest_batch(ledger, "branches")
     shown = slackwater("replay", ref, "3", "--code", str(LEDGER), "--pytest", "test_three.py")
     assert shown.exit_code == 0, shown.output
-    assert "gives what was committed" in shown.stdout
+    assert "equals the commit" in shown.stdout
     for name in ("SLACKWATER_STORE", "SLACKWATER_KAFKA"):
         monkeypatch.delenv(name)
     text = (tmp_path / "test_three.py").read_text()

@@ -23,7 +23,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten.index import none_of
+from slackwater.store.versions.forgotten import none_of
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.operations.erasure.everything import occurrences
@@ -138,7 +138,7 @@ def test_a_replica_that_is_older_than_its_apps_collection_is_named_and_stays_wha
     wait(app, 3 * HOUR_MS)
     app.run(flights(10))
     gc(app, Retention(versions=2))
-    with pytest.raises(Refused, match=r"what came between was collected there") as raised:
+    with pytest.raises(Refused, match=r"versions in between") as raised:
         copy(app, target)
     assert "another root" in raised.value.hint
     assert keys_of(target, "") == before
@@ -147,9 +147,9 @@ def test_a_replica_that_is_older_than_its_apps_collection_is_named_and_stays_wha
 def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
     app, target = running(), AgingStore()
     apps.create_app(target, AppInfo("flights", 7))
-    with pytest.raises(Refused, match="is there already, and is no replica"):
+    with pytest.raises(Refused, match="already exists and is not a replica"):
         copy(app, target)
-    with pytest.raises(Usage, match="itself"):
+    with pytest.raises(Usage, match="its own store root"):
         copy(app, app.store)
     target, other = AgingStore(), running()
     copy(app, target)
@@ -158,9 +158,7 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
         copy(other, target)
     info = apps.read_app(other.store, other.name)
     other.store.put(keys.app_info(other.name), codec.encode(replace(info, created_ms=7)))
-    with pytest.raises(
-        Refused, match=f"is a replica of another app 'flights': of the one under {app.store.url} that was"
-    ):
+    with pytest.raises(Refused, match=f"is a replica of another app 'flights', of {app.store.url}, created"):
         copy(other, target)
 
 
@@ -169,10 +167,10 @@ def test_a_replica_that_others_wrote_to_is_noticed_and_left_alone() -> None:
     copy(app, target)
     amend(target, (app.name, "carriers"), Amendment("rescale"), by="eve@host", now_ms=LATER_MS)
     before = keys_of(target, "")
-    with pytest.raises(Refused, match="the replica was written to by others"):
+    with pytest.raises(Refused, match="something else wrote to the replica"):
         copy(app, target)
     app.run(flights(10))
-    with pytest.raises(Refused, match="the replica was written to by others"):
+    with pytest.raises(Refused, match="something else wrote to the replica"):
         copy(app, target)
     assert keys_of(target, "") == before
 
@@ -181,7 +179,7 @@ def test_a_root_inside_the_other_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "primary")
     app = FlightsApp(store, FailoverKafka())
     app.run(flights(5))
-    with pytest.raises(Refused, match="lies inside the root"):
+    with pytest.raises(Refused, match="lies inside the store root"):
         copy(app, LocalStore(tmp_path / "primary" / "replica"))
     target = LocalStore(tmp_path / "replica")
     copy(app, target)
@@ -335,7 +333,7 @@ def test_a_name_that_is_another_apps_in_the_target_stays_that_ones() -> None:
         asked["one"].round()  # it would be called as that one is
     target.delete(keys.app_info("shop"))
     asked["one"].round()
-    with pytest.raises(Refused, match=r"two of .* has to do with the name 'shop', and"):
+    with pytest.raises(Refused, match=r"cannot replicate two: it took part in promotions of the name 'shop', and"):
         asked["two"].round()
     assert apps.folder_of(target, "shop") == "one"
     asked["one"].round()

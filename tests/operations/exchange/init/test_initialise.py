@@ -22,8 +22,8 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.schema import arrow_schema
 from slackwater.store.sst.sorted_runs import l0_files, sorted_runs
-from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 

@@ -22,7 +22,7 @@ from slackwater.state.kinds.session import Sessions
 from slackwater.state.kinds.state_variables import Variable
 from slackwater.state.kinds.update import Update
 from slackwater.store.sst.arrow_types import from_arrow
-from slackwater.store.sst.types import DUE, arrow_schema
+from slackwater.store.sst.schema import DUE, arrow_schema
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.operations.from_spark.adopt.adopting import declared, table_of

@@ -13,7 +13,7 @@ from slackwater.operations.from_spark.attach.rows import RowWriter
 from slackwater.operations.from_spark.attach.tables import declared
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.types import arrow_schema
+from slackwater.store.sst.schema import arrow_schema
 from slackwater.store.versions.manifest import Manifest, Table
 
 from tests.models.profiles import scaled

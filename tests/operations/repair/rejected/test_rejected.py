@@ -18,12 +18,11 @@ from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.verify.verify import verify
-from slackwater.state.rejected_schema import REJECTED_RECORDS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import Manifest, SideTable
-from slackwater.store.versions.side_tables import REJECTED, all_ssts, owner, rejected_of
+from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, owner, rejected_of
 
 from tests.operations.repair.rejected.rejecting import mark_retried, reject
 from tests.support.collecting import aging_app, gc, keys_of, store_of, wait

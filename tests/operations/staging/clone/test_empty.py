@@ -109,5 +109,5 @@ def test_what_needs_state_does_not_go_with_it(app: FlightsApp, source: str, term
 def test_rows_from_elsewhere_are_in_no_topic() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=())
     commit(app.store, Manifest("flights", "carriers", 1, 1, "w", 1, "init"))
-    with pytest.raises(Refused, match="carriers of flights began with rows from elsewhere"):
+    with pytest.raises(Refused, match="carriers of flights began with imported rows"):
         make(app)

@@ -19,7 +19,7 @@ from slackwater.state.kinds import aggregate, join, update, upsert
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.types import PUT, TOMBSTONE
+from slackwater.store.sst.schema import PUT, TOMBSTONE
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import AppInfo, Column, Declaration, Input, Manifest, Table
@@ -256,12 +256,12 @@ def test_where_else_hidden_values_stand_is_said() -> None:
         return list(still_shown(cut, Masks.of(dict.fromkeys(places, "hash"))))
 
     assert said("people.email") == [
-        "people.email is hidden there alone: the same values are in totals.latest (max(email)), regions.latest, by the "
-        "names",
-        "renamed may have values of people.email under another name, as a function of the program gave it",
+        "people.email is masked, but by name the same values are in totals.latest (max(email)), regions.latest, "
+        "which are not masked",
+        "renamed may have values of people.email under other names, from functions of the program",
     ]
     assert said("people.email", "totals.latest", "regions.latest")[0].startswith("renamed may have values")
     assert said("renamed.contact") == []
     assert said("others.city") == [
-        "others.city is hidden there alone: the same values are in people.city, by the names"
+        "others.city is masked, but by name the same values are in people.city, which are not masked"
     ]

@@ -114,8 +114,8 @@ def test_killed_anywhere_the_same_call_goes_on_and_nothing_else_is_pinned() -> N
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        ("no clone", "is no clone"),
-        ("deep", "has everything of its own"),
+        ("no clone", "is not a clone"),
+        ("deep", "is a deep clone"),
         ("runs", "legs of staging run on host:1"),
         ("cloned", "is a clone that still uses files of staging"),
         ("offsets", "topic 'corrected' holds"),

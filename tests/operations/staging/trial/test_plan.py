@@ -56,7 +56,7 @@ def test_where_stages_stand_apart_the_furthest_of_each_partition_is_the_end(app:
     head = app.heads["legs"]
     mine = replace(head.inputs["flights"], offsets=(9, 11))
     app.commit(replace(head, version=head.version + 1, inputs={"flights": mine, "again": head.inputs["flights"]}))
-    with pytest.raises(Refused, match="records are on the way"):
+    with pytest.raises(Refused, match="records are in flight"):
         planned(app, tmp_path)
     old = tmp_path / "old.py"
     old.write_text(PROGRAM.format(aircraft="planes"))
@@ -101,7 +101,7 @@ def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app
     check_reached(cut, app.heads, {"flights": (8, 12)}, "the program")
     # Of stages that were not tried nothing is asked.
     check_reached(cut, {"carriers"}, {"flights": (9, 12)}, "the program")
-    with pytest.raises(Refused, match=r"the program ended before .*; left: 1 of flights"):
+    with pytest.raises(Refused, match=r"the program stopped before .*; unread: 1 of flights"):
         check_reached(cut, app.heads, {"flights": (9, 12)}, "the program")
 
 

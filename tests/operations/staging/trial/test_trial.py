@@ -19,7 +19,7 @@ from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
-from slackwater.store.sst.key_share import KeyShare
+from slackwater.store.sst.hashing import KeyShare
 from slackwater.store.versions import apps
 
 from tests.support.running import SLACKWATER, TWO_STAGES, Ledger
@@ -133,7 +133,7 @@ def test_records_on_the_way_ask_for_the_program_of_before(
     ledger.send(300)
     ledger.catch_up("entries")
     app = sw.open(ledger.store, kafka=ledger.bootstrap).app(ledger.app)
-    with pytest.raises(Refused, match="records are on the way between the stages"):
+    with pytest.raises(Refused, match="records are in flight between the stages"):
         app.trial(ledger.program, start=start)
 
 
@@ -169,7 +169,7 @@ def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafk
     assert spark is not None
     app = load_app(str(ledger.program), name=ledger.app)
     known, stages = shapes(app, spark), up_to(app, ())
-    with pytest.raises(Refused, match=r"stage 'branches' has the key \(branch\), of which it would get some"):
+    with pytest.raises(Refused, match=r"stage 'branches' has the key \(branch\), of which it would get only some"):
         sampled(app, known, stages, Sample.of("1%"))
     some = up_to(app, ["latest"])
     assert some == ("entries", "latest")

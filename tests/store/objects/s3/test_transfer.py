@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_servers import BUCKET
@@ -109,7 +109,7 @@ def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy
     store.put("a", DATA)
     assert store.get("a") == DATA
     proxy.accidents = ["", "NoSuchUpload"] * 3
-    with pytest.raises(Refused, match="was ended 3 times"):
+    with pytest.raises(Refused, match="was aborted 3 times"):
         S3Store(BUCKET, endpoint_url=proxy.endpoint, settings=S3Settings(parallel_parts=1, multipart_bytes=PART)).put(
             "b", DATA
         )

@@ -1,0 +1,388 @@
+"""Arguments of the public API: parameters declared once, and checks of types.
+
+Parameters of queries and operations are declared once for Python, the command line, HTTP and agents. A declaration is a
+`TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as
+`**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `parameters_of` lists them with their defaults.
+
+`checked` turns an argument of a wrong type into one sentence, not an error from deep inside. Annotations declare the
+types. Limits of numbers are in `validation`.
+"""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache, wraps
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Unpack, get_args, get_origin, get_type_hints
+
+from ..errors import Usage
+
+_OF_TYPE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """Help text and command line form of a parameter."""
+
+    help: str
+    """Sentence for the command line, the OpenAPI document, an agent and `help()`."""
+    metavar: str | None = None
+    """Placeholder of the value in a verb's help. Without one, `…_s` and `…_ms` are durations on the command line."""
+    default: Any = _OF_TYPE
+    """Default value; without one, the empty value of the type: None if allowed, `""`, False or `()`."""
+    option: str = ""
+    """Command line name if it is not `--name`, without a unit, such as `--topic` for `topics`."""
+    pair: str = ""
+    """Example of an item on the command line, if each item is a pair like `metavar`."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Limits of values over HTTP, as arguments of `msgspec.Meta`; `each` has the limits of list items."""
+
+
+def param_of(parameter: inspect.Parameter) -> Param | None:
+    """Return the declared `Param` of a parameter; None if it has none."""
+    return next(
+        (annotation for annotation in get_args(parameter.annotation)[1:] if isinstance(annotation, Param)), None
+    )
+
+
+def kind_of(annotation: Any) -> Any:
+    """Return the type without annotations."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def parts_of(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the only type."""
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+
+def declaration_of(function: Callable[..., Any]) -> Any:
+    """Return the declaration that a function takes as `**options: Unpack[…]`; None if it takes none."""
+    own = [*inspect.signature(function).parameters.values()]
+    annotation = own[-1].annotation if own else None
+    if isinstance(annotation, str) and annotation.startswith("Unpack["):
+        annotation = eval(annotation, function.__globals__)  # noqa: S307  as `typing.get_type_hints`
+    return get_args(annotation)[0] if get_origin(annotation) is Unpack else None
+
+
+def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function's declaration, with their defaults."""
+    declaration = declaration_of(function)
+    hints = get_type_hints(declaration, include_extras=True) if declaration is not None else {}
+    return [_field(name, annotation) for name, annotation in hints.items()]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function; those of its declaration come before its own keywords."""
+    own = [*inspect.signature(function).parameters.values()]
+    if declaration_of(function) is None:
+        return own
+    keywords = [parameter for parameter in own[:-1] if parameter.kind is parameter.KEYWORD_ONLY]
+    return [*own[: len(own) - 1 - len(keywords)], *declared_of(function), *keywords]
+
+
+def explained(function: Callable[..., Any]) -> str:
+    """Return the docstring of a function, completed by the help of its declared parameters."""
+    first, _, details = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
+    declared_doc = inspect.cleandoc(declaration_of(function).__doc__ or "")
+    params = [(parameter.name, param_of(parameter)) for parameter in declared_of(function)]
+    args = "\n".join(f"    {name}: {param.help}" for name, param in params if param is not None)
+    details = f"\n\n{details}" if details else ""
+    if "\n\nArgs:\n" in details:
+        details = details.replace("\n\nArgs:\n", f"\n\nArgs:\n{args}\n", 1)
+    else:
+        at = min(
+            (at for name in ("Returns", "Raises") if (at := details.find(f"\n\n{name}:\n")) >= 0), default=len(details)
+        )
+        details = f"{details[:at]}\n\nArgs:\n{args}{details[at:]}"
+    return f"{first}\n\n{declared_doc}{details}" if "\n\n" in declared_doc else first + details
+
+
+def _field(name: str, annotation: Any) -> inspect.Parameter:
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    param = param_of(parameter)
+    assert param is not None, f"{name} is declared without a Param"  # noqa: S101  a declaration of ours
+    return parameter.replace(default=_empty(kind_of(annotation)) if param.default is _OF_TYPE else param.default)
+
+
+def _empty(kind: Any) -> Any:
+    parts = parts_of(kind)
+    if NoneType in parts:
+        return None
+    return "" if str in parts else {bool: False}.get(kind, ())
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+_MOST = 1_000
+"""Maximum number of list elements that are checked."""
+_MOMENT = "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
+_CALLS = {
+    "Aggregate": "count(), sum(…)",
+    "Kind": "aggregate(n=count()), upsert(…), join(…) or update(…)",
+    "Topic": "topic(…)",
+    "Repartition": "repartition(…)",
+    "TopicSink": "sink(…)",
+    "FunctionSink": "foreach_version(…)",
+    "TableOptions": "table(…)",
+    "EventTimeOptions": "event_time(…)",
+}
+"""Text for a class in messages: the call that creates a value of it."""
+_SPANS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
+"""Arguments that are durations."""
+_LEAST = {"limit": 0, "points": 1}
+"""Minimum of numeric arguments, by name."""
+
+
+def checked(function: F, *, declares: bool = True) -> F:
+    """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
+
+    With `declares`, the function runs first, because its own messages are better; it also checks its numbers itself.
+    Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and its docstring explains them.
+    """
+    declared = declared_of(function)
+    signature = inspect.signature(function)
+    if declared:
+        parameters = [
+            parameter.replace(annotation=kind_of(parameter.annotation)) for parameter in parameters_of(function)
+        ]
+        signature = signature.replace(parameters=parameters)
+    defaults = {parameter.name: parameter.default for parameter in declared}
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        named = defaults | named
+        try:
+            bound = signature.bind(*args, **named)
+        except TypeError as error:
+            if declared:  # the function itself takes any name
+                raise TypeError(f"{function.__name__}() {error}") from None
+            _check_parentheses(function, signature, args)
+            return function(*args, **named)  # Python's own message is best
+
+        def check() -> None:
+            for name, value in bound.arguments.items():
+                _check(function, signature.parameters[name], value, numbers=not declares)
+
+        if not declares:
+            check()
+            return function(*args, **named)
+        try:
+            result = function(*args, **named)
+        except (TypeError, AttributeError, ValueError):
+            check()
+            raise
+        if not _makes_decorator(signature):
+            check()  # a decorator checks its arguments when it decorates, and its messages name the stage
+        return result
+
+    if declared:
+        call.__doc__, call.__signature__ = explained(function), signature  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def checked_methods(cls: C) -> C:
+    """Wrap all public methods of a class with `checked`."""
+    for name, value in vars(cls).copy().items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            setattr(cls, name, checked(value, declares=False))
+    return cls
+
+
+def _makes_decorator(signature: inspect.Signature) -> bool:
+    return "Callable" in str(signature.return_annotation)
+
+
+def _check_parentheses(function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
+    """Raise `Usage` for a decorator without parentheses: `@app.stage` instead of `@app.stage(…)`."""
+    bare = next(filter(inspect.isfunction, args), None)
+    if bare is None or not _makes_decorator(signature):
+        return
+    decorator = f"@{'app.' if next(iter(signature.parameters)) == 'self' else ''}{function.__name__}"
+    required = (
+        parameter.name for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY
+    )
+    arguments = ", ".join(
+        f"{name}=…" for name in required if signature.parameters[name].default is inspect.Parameter.empty
+    )
+    raise Usage(
+        f"{decorator} is used without parentheses above {bare.__name__!r}",
+        hint=f"write {decorator}({arguments}) above def {bare.__name__}",
+    )
+
+
+def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: object, *, numbers: bool) -> None:
+    hint = _hints(function).get(parameter.name, Any)
+    default = parameter.default
+    values: Iterable[object] = (value,)
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        values = typing.cast(Iterable[object], value)
+    elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        values = typing.cast(Mapping[str, object], value).values()
+    for item in values:
+        least = _LEAST.get(parameter.name)
+        if isinstance(item, Real) and least is not None and item < least:
+            raise Usage(f"{function.__name__}(): {parameter.name} is {item}; expected {least} or more")
+        if item is default or _fits(item, hint) or (not numbers and {int, float} & {*_parts(hint)}):
+            continue
+        more = _MOMENT if timedelta in typing.get_args(hint) else ""
+        if parameter.name in _SPANS and isinstance(item, Real | timedelta):
+            more = "a span of time is text, such as '10 seconds' or '7d'"
+        if isinstance(item, str) and _is_several(hint):
+            more = f"write [{item!r:.100}] for a single one"
+        raise Usage(
+            f"{function.__name__}(): {parameter.name} {_describe_value(item, hint)}; expected {_type_text(hint)}",
+            hint=more,
+        )
+
+
+@cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a function's arguments. Names imported only for type checkers accept any value."""
+    names, hints = (
+        _Names(function),
+        {parameter.name: kind_of(parameter.annotation) for parameter in declared_of(function)},
+    )
+    for name, annotation in function.__annotations__.items():
+        hints[name] = annotation
+        if isinstance(annotation, str):
+            try:
+                hints[name] = eval(annotation, function.__globals__, names)  # noqa: S307  as `typing.get_type_hints`
+            except TypeError:  # an alias that only type checkers can read
+                hints[name] = Any
+    return hints
+
+
+class _Names(dict[str, Any]):
+    """Namespace in which a function's annotations are evaluated."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._known = function.__globals__
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        builtins = self._known.get("__builtins__", {})
+        inside = builtins if isinstance(builtins, dict) else vars(builtins)
+        return self._known.get(name, inside.get(name, _Unknown))
+
+
+class _UnknownMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, _inner: object) -> Any:
+        return cls
+
+
+class _Unknown(metaclass=_UnknownMeta):
+    """A name imported only for type checkers, and its attributes and parameters: accepts any value."""
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union; for any other type, the type itself."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(part for member in typing.get_args(hint) for part in _parts(member))
+    return (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    return any(_fits_part(value, part) for part in _parts(hint))
+
+
+def _fits_part(value: object, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in inner
+    kind = origin or hint
+    if kind is types.NoneType:
+        return value is None
+    if kind is Callable or kind is typing.get_origin(Callable[..., Any]):
+        return callable(value)
+    if not isinstance(kind, type) or kind in (object, _Unknown):
+        return True  # any value, or a type that isinstance cannot check
+    if kind in (int, float):
+        return isinstance(value, Real)
+    if kind is Path:
+        return isinstance(value, str | PathLike)
+    if _is_mapping(kind):
+        return isinstance(value, Mapping) and (not inner or _all_fit(value.values(), inner[-1]))
+    if _is_several(hint):
+        is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        return is_several and (not isinstance(value, list | tuple) or not inner or _all_fit(value, inner[0]))
+    with suppress(TypeError):  # isinstance fails for protocols that are not runtime-checkable
+        return isinstance(value, kind)
+    return True
+
+
+def _describe_value(value: object, hint: Any) -> str:
+    """Describe the wrong value; for a list, its first wrong element."""
+    if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
+        inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
+        wrong = next((item for item in value if inner and not _fits(item, inner[0])), None)
+        if wrong is not None:
+            return f"has {_shown(wrong)}"
+    if isinstance(value, Mapping):
+        inner = next((typing.get_args(part)[-1:] for part in _parts(hint) if _is_mapping(part)), ())
+        named = next(((name, item) for name, item in value.items() if inner and not _fits(item, inner[0])), None)
+        if named is not None:
+            return f"has {named[0]!r:.100}: {_shown(named[1])}"
+    return f"is {_shown(value)}"
+
+
+def _is_mapping(hint: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    return isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+def _shown(value: object) -> str:
+    return (
+        f"{value!r:.100}" if isinstance(value, str | bytes | Real | type(None)) else f"of type {type(value).__name__}"
+    )
+
+
+def _all_fit(values: Iterable[object], hint: Any) -> bool:
+    return all(_fits(item, hint) for number, item in enumerate(values) if number < _MOST)
+
+
+def _is_several(hint: Any) -> bool:
+    """Return True if values of the type can be lists and cannot be text."""
+    if str in _parts(hint):
+        return False
+    kinds = [typing.get_origin(part) or part for part in _parts(hint)]
+    several = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Iterable)]
+    return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
+
+
+def _type_text(hint: Any) -> str:
+    phrases = [_part_text(part) for part in _parts(hint)]
+    phrases = [*dict.fromkeys(phrases)]
+    return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} or {phrases[-1]}"
+
+
+def _part_text(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), [arg for arg in typing.get_args(hint) if arg is not ...]
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    kind = origin or hint
+    if kind is types.NoneType:
+        return "None"
+    if not isinstance(kind, type):
+        return str(kind)
+    if issubclass(kind, Mapping):
+        return f"a dict of {_type_text(inner[0])} to {_type_text(inner[-1])}" if inner else "a dict"
+    if _is_several(hint):
+        return f"a list of {_type_text(inner[0])}" if inner else "a list"
+    if kind is typing.get_origin(Callable[..., Any]):
+        return "a function"
+    return {int: "a whole number", float: "a number"}.get(kind) or _CALLS.get(kind.__name__, kind.__name__)

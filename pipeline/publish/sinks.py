@@ -1,0 +1,154 @@
+"""Checks of sinks before publishing, their internal topics, and their first places."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+from pyspark.sql.types import StructType
+
+from ...errors import AnotherTopic, NotFound, Refused
+from ...snapshot.cut.kafka_topics import internal_topic
+from ...state.records import TopicState, merged, why_another
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, published
+from ...store.versions.manifest import Manifest, Sink
+from ..api import sink as api
+from ..api.app import App
+from ..api.stage import Stage
+from ..kafka.protocol import FOR_EVER, Kafka
+from ..messages import outgoing
+from ..source.spark_types import arrow_of
+
+_log = logging.getLogger("slackwater")
+
+_PATIENCE_S = 30.0
+
+
+def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
+    """Yield the sinks that a stage writes: all, or, in a clone, those that it was told to publish."""
+    return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
+
+
+def check_targets(
+    kafka: Kafka, app: App, stages: Sequence[Stage], reads: Mapping[str, str], publishes: Mapping[str, str] | None
+) -> None:
+    """Check that the sinks of the stages to run can be published.
+
+    `reads` has the topics that the app reads under another name, by the declared name; `publishes` has the topic of
+    each sink of a clone, None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be
+    written or that the app reads.
+    """
+    targets = {
+        (publishes or {}).get(sink.name, sink.name): stage.name
+        for stage in stages
+        for sink in written(stage, publishes)
+        if sink.kind == "topic"
+    }
+    if not targets:
+        return
+    read = {reads.get(name, name) for name in app.topics}
+    partition_counts = kafka.partition_counts()
+    for topic, stage in targets.items():
+        if topic not in partition_counts:
+            visible = [name for name in partition_counts if not name.startswith("__")]
+            hint = f"stage {stage!r} has a sink that publishes there: create the topic"
+            raise NotFound("Kafka topic", topic, visible, hint=hint)
+        if topic in read:
+            raise Refused(
+                f"app {app.name!r} reads the topic {topic!r}, and its sink publishes there: records would loop for "
+                "ever",
+                hint="publish to another topic",
+            )
+        if refused := kafka.not_writable(topic):
+            raise refused
+
+
+def create_internal(
+    kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
+) -> None:
+    """Create the missing internal topics of the stages' sinks. Raises `Refused`."""
+    topics = {internal_topic(app, stage.name, sink.name): 1 for stage in stages for sink in written(stage, publishes)}
+    if topics:
+        kafka.create_topics(topics, only_ask=only_ask, config=FOR_EVER)
+
+
+def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
+    """Register the schemas of the sinks' records. Raises `Refused`."""
+    for sink in written(stage, publishes):
+        if sink.encoding is not None:
+            outgoing.prepare(sink.encoding, arrow_of(emits[sink.name]), _PATIENCE_S)
+
+
+def claimed(
+    store: ObjectStore,
+    kafka: Kafka,
+    stage: Stage,
+    draft: Manifest,
+    publishes: Mapping[str, str] | None,
+    accept_loss: bool,
+) -> dict[str, Sink]:
+    """Return the sinks of a claim: existing sinks continue, and new ones begin with the claim.
+
+    Sinks from a withdrawn promotion are dropped: none of their rows were to be published.
+
+    Raises `Refused` if a sink is gone from the program before all of its rows are published; `accept_loss` drops them.
+    """
+    declared = {sink.name: sink for sink in written(stage, publishes)}
+    sinks, promotion = {}, draft.promotion
+    withdrawn = promotion is not None and promotion.to == draft.app and apps.outcome(store, promotion) is False
+    for name, sink in draft.sinks.items():
+        if withdrawn:
+            continue
+        if name in declared and declared[name].kind == sink.kind:
+            same = _same(kafka, draft.stage, name, sink, accept_loss)
+            if same is not None:
+                sinks[name] = same
+        elif not accept_loss and (unpublished := published.behind(sink, published.newest(store, draft, name))):
+            raise Refused(
+                f"stage {draft.stage!r} no longer has the sink {name!r}, but {unpublished:,} of its rows are not "
+                "published yet",
+                hint="run the program with the sink until `slackwater status` shows that all is published, or "
+                "drop these rows: --accept-loss",
+            )
+    for name in declared.keys() - sinks.keys():
+        topic = internal_topic(draft.app, stage.name, name)
+        now = kafka.state(topic)
+        sinks[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
+    return {name: sinks[name] for name in declared}
+
+
+def check_internal(
+    kafka: Kafka, stage: Stage, head: Manifest, publishes: Mapping[str, str] | None, accept_loss: bool
+) -> None:
+    """Check that the internal topics of continuing sinks were not re-created. Raises `AnotherTopic`."""
+    declared = {sink.name: sink.kind for sink in written(stage, publishes)}
+    for name, sink in head.sinks.items():
+        if declared.get(name) == sink.kind:
+            _same(kafka, head.stage, name, sink, accept_loss)
+
+
+def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
+    """Return a continuing sink; None to start it anew because its internal topic was re-created and loss is accepted.
+
+    Raises `AnotherTopic` if loss is not accepted.
+    """
+    try:
+        now = kafka.state(sink.topic)
+    except NotFound:
+        now = TopicState((0,), (0,))  # created before the claim
+    if why := why_another(sink.topic, sink.topic_id, (sink.end,), now):
+        if not accept_loss:
+            raise AnotherTopic(f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=another_internal())
+        _log.warning("sink %r of stage %r starts over, without rows not published yet: %s", name, stage, why)
+        return None
+    return replace(sink, topic_id=merged(sink.topic_id, now.id))
+
+
+def another_internal() -> str:
+    """Return the hint for an internal topic that was deleted and created again."""
+    return (
+        "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
+        "new rows"
+    )

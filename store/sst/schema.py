@@ -1,0 +1,311 @@
+"""Arrow schemas of state tables and of their SSTs, and reading SSTs whose columns differ from the table's current ones.
+
+A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So a renamed column is found
+under its former name, a widened column is cast, an added column has its default, and a removed column is not read.
+
+Only this module maps an SST's columns to a table's. All code that reads rows goes through a `Reading`, or None if the
+SST has the table's own columns, which need no conversion.
+
+`_expires_at` has the time at which a row expires (`ttl`).
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...common.durations import DAY_MS
+from ..versions.manifest import Column, Table, Ttl, is_internal
+from .arrow_types import to_arrow
+
+HASH = "_hash"
+"""Column of an SST: Spark's `xxhash64` of the key columns, signed."""
+SEQ = "_seq"
+"""Column of an SST: the version that wrote the row."""
+OP = "_op"
+"""Column of an SST: `PUT` or `TOMBSTONE`."""
+EXPIRES = "_expires_at"
+"""Column of an SST whose table has, or had, a time to live: expiry time of the row, milliseconds since 1970 UTC. Null,
+and a missing column: never."""
+PREV = "_prev_seq"
+"""Column of an SST: `_seq` of the key's previous row, even a tombstone or expired; 0 for none, null for unknown."""
+DUE = "_due_at"
+"""Internal value column of tables whose rows fall due: due time in milliseconds since 1970 UTC; null: never."""
+PUT = 0
+TOMBSTONE = 1
+FIELD_ID = b"PARQUET:field_id"
+"""Arrow's metadata key of Parquet field ids."""
+OWN_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
+"""Field ids of an SST's own columns. Iceberg's readers need an id for each column; above 2^31 - 201 is reserved."""
+_FIRST_INSIDE = (1 << 30) + 16
+_INSIDE = 1 << 29
+"""Number of ids for fields inside structs, lists and maps."""
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Return the Arrow schema of these columns, all nullable.
+
+    Raises `Usage` for a type that state tables do not support.
+    """
+    return pa.schema([pa.field(column.name, to_arrow(column.type)) for column in columns])
+
+
+def visible_columns(table: Table) -> tuple[Column, ...]:
+    """Return the columns that users see: all key columns first, then the values that are not internal."""
+    return (*table.key, *(column for column in table.values if not is_internal(column.name)))
+
+
+@lru_cache(maxsize=256)
+def sst_schema(table: Table) -> pa.Schema:
+    """Return the schema of a table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, `_expires_at` with a ttl.
+
+    Key and value columns carry their ids (`Table.ids`); own columns and nested fields have fixed ids. SSTs from before
+    the table got a ttl lack `_expires_at` (see `stored_schema`); SSTs from before a migration have other columns (see
+    `Reading`).
+
+    Raises `Usage` for a type that state tables do not support.
+    """
+    columns = zip(table.ids, arrow_schema(table.columns), strict=True)
+    fields = [pa.field(HASH, pa.int64(), nullable=False)]
+    fields += (with_ids(field, number) for number, field in columns)
+    fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.int8(), nullable=False)]
+    fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
+    return pa.schema([with_ids(field, OWN_IDS[field.name]) if field.name in OWN_IDS else field for field in fields])
+
+
+def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
+    """Return the schema of a table's SSTs (`sst_schema`) with `_expires_at` if `stored` has it, else without."""
+    at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
+    if has and at < 0:
+        return schema.append(with_ids(pa.field(EXPIRES, pa.int64()), OWN_IDS[EXPIRES]))
+    return schema.remove(at) if at >= 0 and not has else schema
+
+
+def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows with all columns of an SST (`sst_schema`): nulls for a missing `_prev_seq` or `_expires_at`."""
+    for name in (PREV, EXPIRES):
+        if name in schema.names and name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
+    return rows.select(schema.names)
+
+
+def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
+    """Return the field with a field id, nested fields included.
+
+    A nested field keeps its name for ever, so its id is derived from the column's id and the path.
+    """
+    kind, types, inside = field.type, pa.types, f"{path or number}"
+
+    def child(nested: pa.Field, name: str = "") -> pa.Field:
+        below = f"{inside}\0{name or nested.name}"
+        return with_ids(nested, _FIRST_INSIDE + zlib.crc32(below.encode()) % _INSIDE, below)
+
+    if types.is_struct(kind):
+        kind = pa.struct([child(kind.field(place)) for place in range(kind.num_fields)])
+    elif types.is_list(kind):
+        kind = pa.list_(child(kind.value_field, "element"))
+    elif types.is_map(kind):
+        kind = pa.map_(child(kind.key_field, "key"), child(kind.item_field, "value"))
+    return field.with_type(kind).with_metadata({FIELD_ID: str(number).encode()})
+
+
+def field_id(field: pa.Field) -> int:
+    """Return the Parquet field id of a column, 0 for none."""
+    return int((field.metadata or {}).get(FIELD_ID, b"0"))
+
+
+def shape(schema: pa.Schema) -> str:
+    """Return the columns and their types as text, for errors."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+_OWN = (HASH, SEQ, OP, PREV, EXPIRES)
+"""Columns with the same name in every SST."""
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSource:
+    """Source of one column of the table in SSTs with other columns."""
+
+    type: pa.DataType
+    """The column's current type."""
+    name: str | None
+    """The column's name in the SST; None if the SST lacks the column."""
+    stored: pa.DataType
+    """The column's type in the SST."""
+    default: pa.Scalar
+    """Value of all rows if the SST lacks the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Conversion of rows of SSTs with other columns to the table's current columns."""
+
+    sources: dict[str, ColumnSource]
+    """Source of each key and value column of the table, by its name."""
+    schema: pa.Schema
+    """Schema of the converted rows: that of the table's own SSTs, with `_expires_at` if the SST has it."""
+
+    def stored_names(self, names: Sequence[str]) -> list[str]:
+        """Return the SST's names of these columns, without columns that the SST lacks."""
+        stored = (name if name in _OWN else self.sources[name].name for name in names)
+        return [name for name in stored if name is not None]
+
+    def read(self, rows: Rows, names: Sequence[str]) -> Rows:
+        """Convert rows of such an SST to these columns of the table."""
+        columns = []
+        for name in names:
+            if name in _OWN:
+                columns.append(rows.column(name))
+            elif (source := self.sources[name]).name is None:
+                columns.append(pa.repeat(source.default, rows.num_rows))
+            else:
+                column = rows.column(source.name)
+                columns.append(column if source.stored == source.type else column.cast(source.type))
+        return type(rows).from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
+
+
+def reading(stored: pa.Schema, table: Table) -> Reading | None:
+    """Return the conversion of an SST with the columns `stored` to the table's; None if the columns are the same.
+
+    Raises `ValueError`, with the actual columns, if the table never had these columns.
+    """
+    schema = sst_schema(table)
+    if not table.schema:
+        if stored != stored_schema(schema, stored):
+            raise ValueError(f"expected columns {shape(schema)}; found {shape(stored)}")
+        return None
+    return _reading(tuple((field.name, field.type, field_id(field), field.nullable) for field in stored), table)
+
+
+@lru_cache(maxsize=256)
+def _reading(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table) -> Reading | None:
+    own = pa.schema([pa.field(name, kind, nullable) for name, kind, _, nullable in stored if name in _OWN])
+    schema = stored_schema(sst_schema(table), own)
+    if own != (expected := pa.schema([field for field in schema if field.name in _OWN])):
+        raise ValueError(f"expected columns {shape(expected)}; found {shape(own)}")
+    stored_by_id = {number: (name, kind) for name, kind, number, _ in stored if name not in _OWN}
+    sources = {}
+    for number, column in zip(table.ids, table.columns, strict=True):
+        kind = to_arrow(column.type)
+        name, was = stored_by_id.get(number, (None, kind))
+        if name is None and column in table.key:
+            raise ValueError(f"expected key column {column.name}, of id {number}; found none")
+        if not widens(was, kind):
+            raise ValueError(
+                f"expected column {column.name} to be {kind}, or a type that was widened to it; found {was}"
+            )
+        sources[column.name] = ColumnSource(kind, name, was, default_of(column))
+    as_it_is = [(name, name, kind, kind) for name, kind in stored_by_id.values()]
+    if [(name, source.name, source.stored, source.type) for name, source in sources.items()] == as_it_is:
+        return None
+    return Reading(sources, schema)
+
+
+def default_of(column: Column) -> pa.Scalar:
+    """Return the value of a column in rows older than the column. Raises `ValueError` if it does not fit the type."""
+    kind = to_arrow(column.type)
+    if column.default is None:
+        return pa.scalar(None, kind)
+    return pa.array([column.default], pa.string()).cast(kind)[0]
+
+
+def default_text(value: object, kind: pa.DataType) -> str:
+    """Return a column default as text for the manifest, rounded to its type (`float` has fewer digits than `double`).
+
+    Raises `ValueError` or `TypeError` unless it is a value of a plain type.
+    """
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        raise TypeError(f"a column of type {kind} can have no default but null")
+    if pa.types.is_integer(kind) and not isinstance(value, int | pa.Scalar):
+        raise TypeError("Arrow would drop the fraction")
+    scalar = value if isinstance(value, pa.Scalar) else pa.array([value], kind)[0]
+    text = pa.array([scalar.as_py()], scalar.type).cast(pa.string())[0].as_py()
+    if pa.array([text]).cast(kind)[0].as_py() != scalar.cast(kind).as_py() and scalar.as_py() == scalar.as_py():
+        raise ValueError(f"{value!r} is not a {kind}")
+    return str(text)
+
+
+def fits(was: pa.Schema, schema: pa.Schema) -> bool:
+    """Return True if rows of the schema `was` can be read with `schema`: columns were added, removed or widened.
+
+    False if columns were both added and removed: these may be renamed columns.
+    """
+    had, has = set(was.names), set(schema.names)
+    return not (had - has and has - had) and all(widens(was.field(n).type, schema.field(n).type) for n in had & has)
+
+
+def widens(was: pa.DataType, kind: pa.DataType) -> bool:
+    """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals or fields.
+
+    A struct may get more fields, which are null in older rows; it must keep its fields.
+    """
+    types = pa.types
+    if was == kind:
+        return True
+    if types.is_signed_integer(was) and types.is_signed_integer(kind):
+        return bool(was.bit_width < kind.bit_width)
+    if types.is_float32(was):
+        return bool(types.is_float64(kind))
+    if types.is_decimal(was) and types.is_decimal(kind):
+        return bool(was.scale <= kind.scale and was.precision - was.scale <= kind.precision - kind.scale)
+    if types.is_struct(was) and types.is_struct(kind):
+        now = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
+        fields = [was.field(place) for place in range(was.num_fields)]
+        return all(field.name in now and widens(field.type, now[field.name]) for field in fields)
+    if types.is_list(was) and types.is_list(kind):
+        return widens(was.value_type, kind.value_type)
+    if types.is_map(was) and types.is_map(kind):
+        return bool(was.key_type == kind.key_type) and widens(was.item_type, kind.item_type)
+    return False
+
+
+def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
+    """Return a mask of expired rows of an SST; None if no row can be: the column or the clock is missing."""
+    if clock_ms is None or EXPIRES not in rows.schema.names:
+        return None
+    expires = rows.column(EXPIRES)
+    if expires.null_count == len(expires):
+        return None
+    return np.asarray(pc.fill_null(pc.less_equal(expires, clock_ms), False))
+
+
+def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
+    """Return the rows with `_expires_at`, milliseconds since 1970 UTC, if the table has a time to live.
+
+    Null (never) for tombstones, for rows whose event time is null, and while the time to live is turned off. `rows` has
+    the value columns and `_op`; `clock_ms` is the batch's clock, for a time to live by write time.
+    """
+    ttl = table.ttl
+    if ttl is None:
+        return rows
+    if not ttl.ms:
+        return rows.append_column(EXPIRES, pa.nulls(rows.num_rows, pa.int64()))
+    never = pa.scalar(None, pa.int64())
+    written = event_ms(rows.column(ttl.column)) if ttl.column else pa.scalar(clock_ms, pa.int64())
+    put = pc.equal(rows.column(OP), PUT)
+    return rows.append_column(EXPIRES, pc.if_else(put, pc.add(written, ttl.ms), never))
+
+
+def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
+    """Return the largest event time among put rows; None without such rows, or without a time to live by event time."""
+    if ttl is None or not ttl.ms or not ttl.column:
+        return None
+    times = event_ms(rows.column(ttl.column)).filter(pc.equal(rows.column(OP), PUT))
+    latest: int | None = pc.max(times).as_py()
+    return latest
+
+
+def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Convert timestamps (microseconds) or dates to milliseconds since 1970 UTC; a date is its first instant."""
+    if pa.types.is_date32(times.type):
+        return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
+    return pc.divide(times.cast(pa.int64()), 1000)

@@ -1,0 +1,260 @@
+"""Forgotten keys: the index of objects rewritten without them, and the note of a forget in progress.
+
+The index maps an old object's key to the new object, or None.
+
+Manifests and snapshots are never changed. The objects that they name are looked up here when they are read (`history`,
+`snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index is created by
+put-if-absent, and the newest has all entries. It covers the objects that the app's own manifests name, also those in
+the folder of another app whose SSTs a clone shares.
+
+A process reads an app's index when it first reads one of its manifests with SSTs (one listing if nothing was
+forgotten), and again if a manifest requires a newer one (`Manifest.forgotten`).
+
+While a forget is in progress, operations that would copy its keys wait, or are refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...errors import CommitConflict
+from ..objects.protocol import ObjectStore
+from . import checks, keys, limits, notes
+from .checks import Wrong
+from .manifest import Manifest, Sst
+from .notes import Notes
+from .side_tables import all_ssts, each_sst
+
+
+class RecordsLeft(Struct, frozen=True):
+    """Remaining part of an object with in-flight records."""
+
+    key: limits.Key | None
+    """Key of the object with the remaining records; None if none are left."""
+    rows: limits.Bytes = 0
+    bytes: limits.Bytes = 0
+    checksum: limits.Checksum = ""
+    gone: limits.Counts = ()
+    """Number of forgotten records, by Kafka partition, since the object was captured."""
+
+
+class ForgottenIndex(Struct, frozen=True):
+    """Replacements of an app's objects: key of an object with forgotten keys to the object without them, or None.
+
+    No replacement has a replacement itself.
+    """
+
+    app: limits.Name
+    number: limits.Version
+    time_ms: limits.TimeMs
+    by: limits.Line
+    ssts: dict[limits.Key, Sst | None] = {}
+    """Entry of the new SST by the old key; partition and level are those of each manifest's own entry."""
+    records: dict[limits.Key, RecordsLeft] = {}
+    """In-flight records that snapshots keep, by the old key."""
+    snapshots: dict[limits.Name, limits.TimeMs] = {}
+    """Snapshots that had forgotten keys, with the time of the last removal."""
+
+    def sst(self, sst: Sst) -> Sst | None:
+        """Return the SST that has the remaining rows; None if none are left."""
+        if sst.object not in self.ssts:
+            return sst
+        now = self.ssts[sst.object]
+        # Versions may have different levels for the same SST, but nothing else differs.
+        return None if now is None else replace(now, partition=sst.partition, level=sst.level)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Keys of the objects to delete, in this store and in copies of it.
+
+        A copy may delete them when it has this index and the objects that it names.
+        """
+        return (*self.ssts, *self.records)
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """Return a version with replaced SSTs; the same object if none of its SSTs was replaced."""
+        if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
+            return manifest
+        return each_sst(manifest, self.sst)
+
+    def names(self, objects: Iterable[str]) -> tuple[str, ...]:
+        """Return the keys of the objects that replace these SSTs, without those that have no rows left."""
+        return tuple(name for key in objects if (name := self._name(key)))
+
+    def _name(self, name: str) -> str:
+        if name not in self.ssts:
+            return name
+        now = self.ssts[name]
+        return "" if now is None else now.object
+
+    def with_changes(
+        self,
+        ssts: dict[str, Sst | None],
+        records: dict[str, RecordsLeft],
+        snapshots: dict[str, int],
+    ) -> "ForgottenIndex":
+        """Return the index with further replacements, also of its replacements. Pure."""
+
+        def sst_now(sst: Sst | None) -> Sst | None:
+            return ssts.get(sst.object, sst) if sst is not None else None
+
+        def records_now(had: RecordsLeft) -> RecordsLeft:
+            now = records.get(had.key or "", had)
+            return now if now is had else replace(now, gone=added(had.gone, now.gone))
+
+        return replace(
+            self,
+            ssts={name: sst_now(now) for name, now in self.ssts.items()} | ssts,
+            records={name: records_now(now) for name, now in self.records.items()} | records,
+            snapshots=self.snapshots | snapshots,
+        )
+
+
+def added(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sum of two counts by Kafka partition, of any lengths."""
+    return tuple(has + more for has, more in zip_longest(first, second, fillvalue=0))
+
+
+INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda index: index.number, app=lambda index: index.app)
+"""Indexes of an app, by number; the newest has all entries."""
+
+
+@checks.relations.register
+def _(value: ForgottenIndex) -> Iterator[Wrong]:
+    for name, sst in value.ssts.items():
+        if sst is not None and sst.object in value.ssts:
+            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that is not replaced itself")
+    for name, records in value.records.items():
+        if records.key is not None and records.key in value.records:
+            yield Wrong(f"records[{name!r}].key", records.key, "an object that is not replaced itself")
+
+
+def none_of(app: str) -> ForgottenIndex:
+    """Return the index of an app without forgotten keys; it is not stored."""
+    return ForgottenIndex(app, 0, 0, "")
+
+
+# Keyed by store, like the manifests in `history`.
+_cached: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
+_looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def newest(store: ObjectStore, app: str) -> ForgottenIndex:
+    """Return an app's index as stored now. Costs a listing, and a read if there is one."""
+    stored = INDEXES.newest(store, app) or none_of(app)
+    with _lock:
+        cached = _cached.setdefault(store, {})
+        # Another thread may have read a newer one.
+        if app not in cached or cached[app].number <= stored.number:
+            cached[app] = stored
+        return cached[app]
+
+
+def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
+    """Return an app's cached index; read it if it is not cached or has a number below `at_least`.
+
+    With `at_least` of None, nothing is read: an app whose index is not cached has an empty one.
+    """
+    with _lock:
+        cached = _cached.get(store, {}).get(app)
+        if at_least is None:
+            return cached or none_of(app)
+        looked_for = _looked_for.setdefault(store, {})
+        if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
+            return cached
+        looked_for[app] = at_least  # so that a missing index is not read again for each manifest
+    return newest(store, app)
+
+
+def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
+    """Delete the indexes that were replaced, if written at `before_ms` or earlier. Costs a listing, rarely more."""
+    INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
+
+
+def drop(store: ObjectStore, app: str) -> None:
+    """Forget the cached index of a removed app: a new app of its name may use the same numbers."""
+    with _lock:
+        _cached.get(store, {}).pop(app, None)
+        _looked_for.get(store, {}).pop(app, None)
+
+
+_ATTEMPTS = 100
+
+
+def change(
+    store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
+) -> ForgottenIndex:
+    """Create the next index from the newest, by put-if-absent; repeat after a lost race. Returns the newest index.
+
+    `update` is pure, and returns None to change nothing. Raises `CommitConflict` if others keep winning the race, and
+    `Unstorable` if the index would be too large.
+    """
+    for _ in range(_ATTEMPTS):
+        head = newest(store, app)
+        new = update(head)
+        if new is None:
+            return head
+        new = replace(new, number=head.number + 1, time_ms=now_ms, by=by)
+        # Numbers of deleted indexes are free again, and a delayed put may have taken one.
+        if INDEXES.add(store, new) == new and newest(store, app).number == new.number:
+            return new
+    raise CommitConflict(
+        f"keys of {app} could not be forgotten: other processes kept forgetting keys at the same time",
+        version=0,
+        hint="try again",
+    )
+
+
+class Taken(Struct, frozen=True):
+    """An object that had forgotten keys, and the number of removed rows."""
+
+    what: limits.Line
+    """Kind of the object, as in `operations.erasure.held.Held.what`."""
+    of: limits.Line
+    """Table, channel or topic."""
+    fields: dict[limits.Line, limits.Count]
+    """Number of rows or records by the field that matched a key."""
+    bytes: limits.Bytes
+    written_bytes: limits.Bytes
+    """Bytes of the object that replaces it."""
+
+
+class Forgetting(Struct, frozen=True):
+    """Note of a forget in progress, in the app and in each app that shares its SSTs."""
+
+    id: limits.Ulid
+    of: limits.Name
+    """App for which the forget was requested."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    salt: limits.Line
+    digest: limits.Checksum
+    """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
+    message: limits.Line = ""
+    taken: dict[limits.Key, Taken] = {}
+    """Objects rewritten so far or next, by key, in the requested app. Has no forgotten keys."""
+
+
+def under_way(store: ObjectStore, app: str) -> Forgetting | None:
+    """Return the note of a forget in progress in an app, or None. Costs one request."""
+    return notes.find(store, keys.forgetting(app), Forgetting)
+
+
+def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
+    """Write the note unless one exists, and return the stored one. Costs one or two requests."""
+    return notes.add(store, keys.forgetting(app), note)
+
+
+def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
+    """Add objects to the note before they are rewritten, for the report of a resumed forget. Costs two requests."""
+    if rewritten and (note := under_way(store, app)) is not None and not rewritten.items() <= note.taken.items():
+        notes.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
+
+
+def end(store: ObjectStore, app: str) -> None:
+    store.delete(keys.forgetting(app))

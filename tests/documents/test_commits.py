@@ -1,0 +1,24 @@
+"""Subjects of the newest commits have the form that CONTRIBUTING asks for."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NUM_COMMITS = 20
+MAX_CHARACTERS = 72
+VERBS = set((Path(__file__).parent / "verbs.txt").read_text().split())
+"""Verbs that begin a subject. A commit with another verb adds it here."""
+
+
+def test_subjects_are_imperative_and_short() -> None:
+    root = Path(__file__).parents[2]
+    # Not the newest, which may be a host's own commit for what it merges.
+    log = ["git", "log", f"-{NUM_COMMITS}", "--no-merges", "--format=%s", "HEAD~1"]
+    result = subprocess.run(log, cwd=root, capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.skip("no history: an export, or a shallow clone")
+    subjects = result.stdout.splitlines()
+    assert subjects
+    assert [subject for subject in subjects if len(subject) > MAX_CHARACTERS] == []
+    assert [subject for subject in subjects if subject.split()[0].lower() not in VERBS] == []
