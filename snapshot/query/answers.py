@@ -9,7 +9,7 @@ the archive's objects directly, and only the columns and row groups (by partitio
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -241,7 +241,7 @@ def answer(
     statement = understand(sql)
     if bounds is not None:
         bounds.check(statement)
-    is_steady = now_ms is None
+    asked = _Asked(store, cache, statement, later, only, reader, max_rows, bounds)
 
     def heard(ref: str, other: Cut) -> None:
         if bounds is not None:
@@ -249,62 +249,59 @@ def answer(
         on_moment(ref, other)
 
     def rows() -> pa.Table:
-        at = as_known(store, cut)
-        return _rows(store, cache, at, statement, later, only, reader, max_rows, now_ms, is_steady, heard, bounds)
+        origin_ms = instants.now_ms() if now_ms is None else now_ms
+        return asked.rows(as_known(store, cut), Moments(store, cut.app, origin_ms, now_ms is None, heard))
 
     return again_if_forgotten(store, cut.app, rows)
 
 
-def _rows(
-    store: ObjectStore,
-    cache: SstCache,
-    cut: Cut,
-    statement: Statement,
-    later: Mapping[str, Manifest],
-    only: Collection[str] | None,
-    reader: Topics | None,
-    max_rows: int | None,
-    now_ms: int | None,
-    is_steady: bool,
-    on_moment: OnMoment,
-    bounds: Bounds | None,
-) -> pa.Table:
-    moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
-    inputs = tuple(clause for clause in statement.clauses if isinstance(clause, InputOf))
-    clause_tables = moments.find([clause for clause in statement.clauses if not isinstance(clause, InputOf)])
-    in_flight = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
-    named = cut.under_names_of(later)
-    opened = named_tables(statement.rest, named, or_all=not statement.clauses) if only is None else only
-    with ExitStack() as stack:
-        for other_cut in (named, *(first for clause_table in clause_tables for first in clause_table.cuts[:1])):
-            stack.enter_context(telling_if_collected(store, other_cut))
-        con = connect(
-            store,
-            cache,
-            named,
-            only=opened,
-            empty=columns_of(later),
-            channels=in_flight,
-            others=clause_tables,
-            bounds=bounds,
-        )
-        stack.enter_context(closing(con))
-        failed: list[Exception] = []
-        for clause in inputs:
-            register_input(con, store, cut, clause, failed.append, cover_of(con, bounds))
-        try:
-            return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
-        except SlackwaterError as error:
-            if failed:
-                raise failed[0] from None  # DuckDB's error has only its text
-            if reading_failed(error):
-                raise in_archive(cut.app, error) from None
-            if not isinstance(error, NotFound):
-                raise
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A statement with what its answer is made of, as for `answer`."""
 
-            if error.what == "table" and (hint := hint_of_missing(store, cut.app, error.name)):
-                error.hint = hint
-            raise
+    store: ObjectStore
+    cache: SstCache
+    statement: Statement
+    later: Mapping[str, Manifest]
+    only: Collection[str] | None
+    reader: Topics | None
+    max_rows: int | None
+    bounds: Bounds | None
+
+    def rows(self, cut: Cut, moments: Moments) -> pa.Table:
+        """Return the statement's rows at a cut."""
+        clauses, text = self.statement.clauses, self.statement.rest
+        clause_tables = moments.find([clause for clause in clauses if not isinstance(clause, InputOf)])
+        in_flight = channel_tables(self.store, cut, text, self.reader, self.later) if names_channels(text) else None
+        named = cut.under_names_of(self.later)
+        with ExitStack() as stack:
+            for other_cut in (named, *(first for clause_table in clause_tables for first in clause_table.cuts[:1])):
+                stack.enter_context(telling_if_collected(self.store, other_cut))
+            con = connect(
+                self.store,
+                self.cache,
+                named,
+                only=named_tables(text, named, or_all=not clauses) if self.only is None else self.only,
+                empty=columns_of(self.later),
+                channels=in_flight,
+                others=clause_tables,
+                bounds=self.bounds,
+            )
+            stack.enter_context(closing(con))
+            failed: list[Exception] = []
+            for clause in clauses:
+                if isinstance(clause, InputOf):
+                    register_input(con, self.store, cut, clause, failed.append, cover_of(con, self.bounds))
+            try:
+                return run_query(con, self.statement.sql, max_rows=self.max_rows, bounds=self.bounds)
+            except SlackwaterError as error:
+                if failed:
+                    raise failed[0] from None  # DuckDB's error has only its text
+                if reading_failed(error):
+                    raise in_archive(cut.app, error) from None
+                if isinstance(error, NotFound) and error.what == "table":
+                    error.hint = hint_of_missing(self.store, cut.app, error.name) or error.hint
+                raise
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
