@@ -7,7 +7,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.replicas import Replica, find
 from ...snapshot.take.audit_log import record_once
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, notes
+from ...store.versions import apps, codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import Manifest
 
@@ -69,10 +69,10 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
     """
     try:
         expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
-        existing = notes.add(store, key, expected, under=lambda replica: keys.leaving(replica.app))
+        existing = codec.add(store, key, expected, under=lambda replica: keys.leaving(replica.app))
         if existing.root != to:
             raise RecoveredElsewhere(app, store.url, existing.root)
-        notes.put(store, keys.replica(app), existing)
+        codec.put(store, keys.replica(app), existing)
         for stage, head in primary.heads.items():
             if head.retired:
                 continue

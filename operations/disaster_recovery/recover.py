@@ -35,7 +35,7 @@ from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
 from ...snapshot.take.capture import read
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, notes
+from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
@@ -275,7 +275,7 @@ def recover(
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
     """Note that the app is being recovered, and by whom. Raises `Refused` if a concurrent recovery noted this first."""
     expected = Recovery(app, str(ULID()), by, instants.now_ms())
-    existing = notes.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
+    existing = codec.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
     if existing != expected:
         raise Refused(
             f"{existing.by} is recovering {app} from {target.url} at the same time",
@@ -308,7 +308,7 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
     with clock.step("copy in-flight records"):
         migrated = steps(target, plan, kafka, number)
     if plan.topics != note.topics:
-        notes.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
+        codec.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
     description = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
     with clock.step("commit"):
         snapshot = plan.replicated.snapshot or f"recovery-{number}"
@@ -338,7 +338,7 @@ def _finish(
     if replica.state == "copy":
         topics = plan.topics if plan is not None else recovery.topics if recovery is not None else {}
         now = replace(replica, state="recovered", topics=dict(topics), by=note.by, time_ms=instants.now_ms())
-        notes.put(target, keys.replica(app), now)
+        codec.put(target, keys.replica(app), now)
     return versions
 
 

@@ -10,7 +10,7 @@ from ...snapshot.cut.replicas import Replica
 from ...snapshot.take.audit_log import record_once
 from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, keys, notes
+from ...store.versions import apps, codec, history, keys
 from ..staging.clone_plan import check_roots
 
 
@@ -78,7 +78,7 @@ class Pair:
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
         expected = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
         key = keys.replica(self.app)
-        if notes.add(self.target, key, expected, under=lambda replica: keys.replica(replica.app)) != expected:
+        if codec.add(self.target, key, expected, under=lambda replica: keys.replica(replica.app)) != expected:
             self.replica()
             return
         apps.try_storage(self.target, key, expected)

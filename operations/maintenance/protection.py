@@ -9,7 +9,7 @@ from msgspec import Struct
 from ...errors import Protected, Refused
 from ...snapshot.take.audit_log import record_once, why
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, keys, limits, notes
+from ...store.versions import apps, codec, keys, limits
 
 
 class Protection(Struct, frozen=True):
@@ -28,9 +28,9 @@ def find(store: ObjectStore, app: str) -> Protection | None:
 
     One request, and those of `apps.called` if the folder's name is not protected.
     """
-    protection = notes.find(store, keys.protected(app), Protection)
+    protection = codec.find(store, keys.protected(app), Protection)
     if protection is None and (name := apps.name_of(store, app)):
-        protection = notes.find(store, keys.protected(name), Protection)
+        protection = codec.find(store, keys.protected(name), Protection)
     return protection
 
 
@@ -40,7 +40,7 @@ def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection
     Raises `NotFound` if the app does not exist, and `Refused` if another one has that name.
     """
     name = _name(store, app)
-    protection = notes.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
+    protection = codec.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
     record_once(store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message)
     return protection
 

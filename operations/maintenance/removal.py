@@ -35,7 +35,7 @@ from ...snapshot.take.snapshots import remove as remove_snapshot
 from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, history, horizon, keys, limits, notes
+from ...store.versions import apps, codec, history, horizon, keys, limits
 from ...store.versions.manifest import Manifest
 
 _BATCH = 1_000
@@ -116,7 +116,7 @@ def remove_app(
     """
     keys.check_name("app", app)
     check_nameless(store, app)
-    begun = notes.find(store, keys.removing(app), Removal)
+    begun = codec.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
         earlier = removal_of(store, app)
         if earlier is None:
@@ -152,7 +152,7 @@ def remove_app(
         while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
             on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
             pause(left_s)
-        removal = notes.add(store, keys.removing(app), removal)  # or that of a concurrent removal
+        removal = codec.add(store, keys.removing(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
         try:
             newest = heads_of(store, app, removal.stages)
@@ -175,10 +175,10 @@ def remove_app(
     for infos in _in_deletion_order(store, app, removal):
         for begin in range(0, len(infos), _BATCH):
             # Another process may have finished the removal, and a new app may have the name now.
-            if notes.find(store, keys.removing(app), Removal) != removal:
+            if codec.find(store, keys.removing(app), Removal) != removal:
                 break
             do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
-    notes.put(store, keys.removed(app), removal)
+    codec.put(store, keys.removed(app), removal)
     store.delete(keys.removing(app))
     history.forget(store, app)
     _release(store, removal)
@@ -194,11 +194,11 @@ def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = l
     objects = list(store.list(f"{app}/"))
     if not objects:
         return
-    removal = notes.find(store, keys.removing(app), Removal)
+    removal = codec.find(store, keys.removing(app), Removal)
     if removal is None:
         cloning = apps.find_cloning(store, app)
         heads = heads_of(store, app, _stages(store, app, cloning))
-        removal = notes.add(store, keys.removing(app), _make_note(store, app, heads, cloning, "slackwater"))
+        removal = codec.add(store, keys.removing(app), _make_note(store, app, heads, cloning, "slackwater"))
     store.delete(keys.app_info(app))
     outside(removal)
     do_all(lambda info: store.delete(info.key), [info for info in objects if info.key != keys.removing(app)])
@@ -230,7 +230,7 @@ def check_nameless(store: ObjectStore, app: str) -> None:
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
     """Return the newest record of a removal of an app of this name; None if there is none. One request."""
-    return notes.find(store, keys.removed(app), Removal)
+    return codec.find(store, keys.removed(app), Removal)
 
 
 def _stages(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ...snapshot.take.audit_log import record_once
 from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import apps, history, keys, limits, notes
+from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.manifest import AppInfo, Origin
 from ..maintenance.removal import remove_app
 from .clone import clone
@@ -72,7 +72,7 @@ def refresh(
             **options,
         )
 
-    note = notes.find(store, key, Refreshing)
+    note = codec.find(store, key, Refreshing)
     if note is None:
         history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
@@ -83,7 +83,7 @@ def refresh(
         plan = make_clone(info, source, dry_run=True, over=True, left=removal.removal.topics)
         if dry_run:
             return plan
-        note = notes.add(store, key, Refreshing(info, by, now_ms, source))
+        note = codec.add(store, key, Refreshing(info, by, now_ms, source))
     elif dry_run:
         raise Refused(
             f"clone {name!r} is being refreshed by {note.by}",
@@ -114,7 +114,7 @@ def refresh(
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
     """Return the origin of a clone, also during a refresh. Raises `NotFound` and `Refused`."""
-    note = notes.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
+    note = codec.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
     return _source(note.before if note is not None else apps.read_app(store, name))
 
 

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys, limits, notes
+from ...store.versions import codec, history, keys, limits
 from ...store.versions.codec import Notes
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.stored import notify
@@ -148,13 +148,13 @@ class Hold(Struct, frozen=True):
 
 def find_hold(store: ObjectStore, app: str) -> Hold | None:
     """Return the app's hold, or None. One request."""
-    return notes.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
+    return codec.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
 
 
 def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
     """Write holds. With `tell`, runners are notified to look at once."""
     for app_hold in holds:
-        notes.put(store, keys.hold(app_hold.app), app_hold)
+        codec.put(store, keys.hold(app_hold.app), app_hold)
         if tell:
             notify(store, app_hold.app)
 

@@ -46,7 +46,7 @@ from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat, EditRequ
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import exists
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, history, keys, notes
+from slackwater.store.versions import apps, codec, history, keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.forgotten import Forgetting, begin
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
@@ -146,17 +146,17 @@ def world_for(intent: Intent, cache: SstCache) -> World:
 
 
 def removal(world: World) -> None:
-    notes.put(world.store, keys.removing(world.subject), Removal(ID, world.subject, 1, BY, {}, ()))
+    codec.put(world.store, keys.removing(world.subject), Removal(ID, world.subject, 1, BY, {}, ()))
 
 
 def making(world: World) -> None:
     info = apps.find_app(world.store, world.subject) or AppInfo(world.subject, 1)
-    notes.put(world.store, keys.cloning(world.subject), apps.Cloning(replace(info, origin=None), "", "", adopts="t"))
+    codec.put(world.store, keys.cloning(world.subject), apps.Cloning(replace(info, origin=None), "", "", adopts="t"))
 
 
 def elsewhere(world: World, state: str) -> None:
     found = Replica(world.subject, "s3://other", 1, state, by=BY, time_ms=1)  # type: ignore[arg-type]
-    notes.put(world.store, keys.replica(world.subject), found)
+    codec.put(world.store, keys.replica(world.subject), found)
 
 
 def runner(world: World) -> None:
@@ -210,7 +210,7 @@ def clones(world: World) -> None:
 def recovery(world: World) -> None:
     if world.replica is None:
         elsewhere(world, "copy")
-    notes.put(world.replica or world.store, keys.recovery(world.subject), Recovery(world.subject, ID, "bob@host", 1))
+    codec.put(world.replica or world.store, keys.recovery(world.subject), Recovery(world.subject, ID, "bob@host", 1))
 
 
 BEGIN: dict[UnderWay, Callable[[World], None]] = {
