@@ -163,7 +163,7 @@ class AppClones(AppHistory):
         info = find_app(store, self.name)
         if info is not None and info.origin is None:
             raise Refused(
-                f"app {self.called!r} is no clone: nothing was removed",
+                f"app {self.called!r} is not a clone: nothing was removed",
                 hint=f"`slackwater clone list` shows the clones; `slackwater app rm {self.called}` removes any app",
             )
         return self.remove(**options)

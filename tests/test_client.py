@@ -448,7 +448,7 @@ def test_a_clone_has_an_owner_a_reason_and_an_end(app: StoredApp, client: Client
         app.clone("other", ttl="soon")
     assert "would recreate staging" in repr(client.app("staging").refresh(dry_run=True, fence=True))
     assert "would remove staging" in repr(client.app("staging").remove_clone(dry_run=True, fence=True))
-    with pytest.raises(sw.errors.Refused, match="'flights' is no clone"):
+    with pytest.raises(sw.errors.Refused, match="'flights' is not a clone"):
         app.remove_clone()
 
 

@@ -111,7 +111,7 @@ def manifest_damage(request: pytest.FixtureRequest, app: FlightsApp) -> tuple[st
 
 def test_a_damaged_manifest_is_named_and_other_stages_are_read(manifest_damage: tuple[str, str]) -> None:
     key, said = manifest_damage
-    by_itself = "can be read by themselves, as flights/STAGE"
+    by_itself = "can be read one by one, as flights/STAGE"
     check_refused(slackwater("query", "flights", "FROM aircraft"), key, said, by_itself)
     check_refused(slackwater("get", "flights/aircraft", "N001"), key, said)
     check_refused(slackwater("query", "flights/aircraft", "FROM aircraft"), key, said)

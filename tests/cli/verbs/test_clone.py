@@ -122,7 +122,7 @@ def test_rm_takes_no_app_for_a_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     done("clone", "flights", "staging")
     refused = slackwater("clone", "rm", "flights")
     assert refused.exit_code == 1
-    assert "app 'flights' is no clone: nothing was removed" in refused.stderr
+    assert "app 'flights' is not a clone: nothing was removed" in refused.stderr
     for words in (("clone", "rm"), ("clone", "rm", "staging", "--expired")):
         wrong = slackwater(*words)
         assert wrong.exit_code == 2
@@ -148,7 +148,7 @@ def test_refresh_brings_the_newest_state_under_the_same_name(
     assert made["app"]["owner"] == "ada"
     assert rows_of("staging", sql) == rows_of("flights", sql) != before
     refused = slackwater("clone", "refresh", "flights")
-    assert "app 'flights' is no clone" in refused.stderr
+    assert "app 'flights' is not a clone" in refused.stderr
 
 
 @pytest.mark.usefixtures("kafka")

@@ -76,7 +76,7 @@ def test_status_is_there_when_a_sign_of_life_is_damaged(app: FlightsApp) -> None
     app.store.put("flights/runners/w1.json", b"{")
     result = slackwater("status")
     assert result.exit_code == 1
-    assert "which stages run is not known" in result.stderr
+    assert "running stages are unknown" in result.stderr
     assert "legs      ?" in result.stdout
 
 
@@ -125,5 +125,5 @@ def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
     app.store.put(keys.note(keys.published("flights", "carriers", "alerts"), head.version), b"{")
     result = slackwater("status")
     assert result.exit_code == 1
-    assert "how far its sinks are is not known" in result.stderr
+    assert "progress of its sinks is unknown" in result.stderr
     assert "carriers  no" in result.stdout

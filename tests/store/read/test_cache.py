@@ -202,7 +202,7 @@ def test_a_folder_of_no_use_makes_it_slower_and_says_so_once(tmp_path: Path, cap
             assert cache.open(store, written, ROUTES).stored == expected_rows(number)
             assert cache.parquet_path(store, written).read_bytes() == store.get(written.object)
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
-        f"cache folder {blocked / 'cache'} is of no use"
+        f"cannot use cache folder {blocked / 'cache'}"
     ]
 
 
