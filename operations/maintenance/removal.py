@@ -10,6 +10,10 @@
 4. Delete its identity, then everything else, the newest versions last, and the note after them. A record of who removed
    the app, and when, remains: the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
+
+A protected app is removed only if its name is typed once more. A name is protected: the app that has the name, and the
+app in the folder of that name, which may have lost the name to a promotion. One note protects both, before and after
+the promotion.
 """
 
 import time
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from ulid import ULID
 
-from ...errors import NotFound, Refused
+from ...errors import NotFound, Protected, Refused
 from ...snapshot.change.first_versions import topics_of
 from ...snapshot.change.stages import commit_retired
 from ...snapshot.change.switch import give_up
@@ -30,13 +34,89 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
-from ...snapshot.take.audit_log import Operation, why
+from ...snapshot.take.audit_log import Operation, record_once, why
 from ...snapshot.take.snapshots import remove as remove_snapshot
 from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
 from ...store.versions.manifest import Manifest
+
+
+class Protection(Struct, frozen=True):
+    """The note that an app is protected."""
+
+    app: limits.Name
+    """The protected name."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    message: limits.Line = ""
+    """The reason."""
+
+
+def protection_of(store: ObjectStore, app: str) -> Protection | None:
+    """Return the protection of the app in this folder; None if it is not protected.
+
+    One request, and those of `apps.called` if the folder's name is not protected.
+    """
+    protection = notes.find(store, keys.protected(app), Protection)
+    if protection is None and (name := apps.name_of(store, app)):
+        protection = notes.find(store, keys.protected(name), Protection)
+    return protection
+
+
+def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
+    """Protect the name of the app in this folder; returns the protection, which may exist already.
+
+    Raises `NotFound` if the app does not exist, and `Refused` if another one has that name.
+    """
+    name = _name(store, app)
+    protection = notes.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
+    record_once(store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message)
+    return protection
+
+
+def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "") -> bool:
+    """Remove the protection; returns False if there was none. Raises the errors of `check_protected` and `protect`."""
+    name = _name(store, app)
+    if (protection := protection_of(store, app)) is None:
+        return False
+    check_protected(store, app, "to turn its protection off", typed, called)
+    record_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
+    for protected in (app, name):  # it may have been protected as a clone, before it had the name
+        store.delete(keys.protected(protected))
+    return True
+
+
+def check_protected(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
+    """Raise `Protected` if the app in this folder is protected, unless `typed` is its name.
+
+    Accepted are the name by which the app is `called`, and that of its folder. `what` is the protected action, as in
+    "to …".
+    """
+    called = called or app
+    if typed == called or (protection := protection_of(store, app)) is None:
+        return
+    if typed in (app, protection.app) and "~" not in called:  # else these may be names of another app now
+        return
+    why = f": {protection.message}" if protection.message else ""
+    wrong = f"; {typed!r} is not its name" if typed else ""
+    raise Protected(
+        f"app {called!r} is protected, by {protection.by}{why}{wrong}",
+        hint=f"{what}, give its name once more: --yes-really {called}",
+    )
+
+
+def _name(store: ObjectStore, app: str) -> str:
+    """Return the name of the app in this folder. Raises the errors of `protect`."""
+    apps.read_app(store, app)
+    if (has := apps.folder_of(store, app)) != app:
+        raise Refused(
+            f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
+            hint=f"protect {app}: destructive commands on either app then ask for that name",
+        )
+    return apps.name_of(store, app) or app
+
 
 _BATCH = 1_000
 """Objects that are deleted between two checks of the note."""

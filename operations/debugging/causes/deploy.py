@@ -22,8 +22,7 @@ from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.program import LoadedProgram
-from .bad_commit import BadCommit
-from .other_batches import OtherBatches
+from .bad_commit import BadCommit, OtherBatches
 
 Flags = npt.NDArray[np.bool_]
 

@@ -13,7 +13,7 @@ from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
-from .columns import Array, ColumnSearch, MappedColumn, by_name_or_place
+from .buffers import Array, ColumnSearch, MappedColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"

@@ -9,28 +9,28 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 from ulid import ULID
 
-from ...common import instants
-from ...errors import NotFound
-from ...pipeline.api.app import App
-from ...pipeline.batch.schemas import Shape, ddl_of, shapes
-from ...pipeline.kafka.channels import KafkaChannels
-from ...pipeline.kafka.open import open_kafka, wait_for
-from ...pipeline.listener import Listener
-from ...pipeline.run.claim import Claimer, check_program
-from ...pipeline.run.options import Options
-from ...pipeline.run.program import load_app
-from ...pipeline.spark.conf import on_path
-from ...pipeline.spark.session import running_session, spark_session
-from ...snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
-from ...snapshot.cut import replicas
-from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import whoami
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...state.fits import Declared, DeclaredStage
-from ...store.objects.open import open_store
-from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps
-from ...store.versions.manifest import Input
+from ..common import instants
+from ..errors import NotFound
+from ..pipeline.api.app import App
+from ..pipeline.batch.schemas import Shape, ddl_of, shapes
+from ..pipeline.kafka.channels import KafkaChannels
+from ..pipeline.kafka.open import open_kafka, wait_for
+from ..pipeline.listener import Listener
+from ..pipeline.run.claim import Claimer, check_program
+from ..pipeline.run.options import Options
+from ..pipeline.run.program import load_app
+from ..pipeline.spark.conf import on_path
+from ..pipeline.spark.session import running_session, spark_session
+from ..snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
+from ..snapshot.cut import replicas
+from ..snapshot.cut.moments import heads_of, stages_of
+from ..snapshot.take.audit_log import whoami
+from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ..state.fits import Declared, DeclaredStage
+from ..store.objects.open import open_store
+from ..store.objects.protocol import ObjectStore
+from ..store.versions import apps
+from ..store.versions.manifest import Input
 
 
 def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
