@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ..common import instants
-from ..errors import NotFound
+from ..errors import Usage
 from ..pipeline.api.app import App
 from ..pipeline.batch.schemas import Shape, ddl_of, shapes
 from ..pipeline.kafka.channels import KafkaChannels
@@ -91,7 +91,10 @@ def migrate_app(
         # The program declares the first offsets of inputs that are new to a stage.
         if not options.kafka:
             unread = ", ".join(plan.unread)
-            raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
+            raise Usage(
+                f"no Kafka configured, needed for the first offsets of {unread}",
+                hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
+            )
         wait_for(kafka := open_kafka(options.kafka), options.patience_s)
         renamed, writer = replicas.topics_of(store, info), str(ULID())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)

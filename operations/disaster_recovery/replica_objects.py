@@ -196,26 +196,30 @@ def sweep(
         return None
     if was_forgotten(store, app) != was_forgotten(target, app):
         return None  # the rewritten SSTs are not copied yet
-    names, gone = {snapshot.name for snapshot in todo.snapshots}, list[str]()
-    for name in had:
-        if name not in names and SNAPSHOTS.find(target, name, app) is not None:
-            remove(target, app, name)
-            gone.append(keys.note(keys.snapshots(app), name))
+    names = {snapshot.name for snapshot in todo.snapshots}
+    gone = _remove_snapshots(target, app, (name for name in had if name not in names))
     try:
         limit = settle(target, app, todo, by=by)
     except Refused:
         return None
     for stage in stages:
         manifests = tuple(history.list_manifests(target, app, stage))
-        stay = [version for version, _ in manifests if limit.allows(stage, version)]
         # Versions that only the replica pins may have SSTs that the app has collected.
-        own = [version for version in stay if not todo.limit.allows(stage, version)]
+        own = [v for v, _ in manifests if limit.allows(stage, v) and not todo.limit.allows(stage, v)]
         named = originals[stage].union(*(_named(target, app, stage, version) for version in own))
         gone += _deleted(target, [info.key for version, info in manifests if not limit.allows(stage, version)])
         gone += _deleted(target, [key for key in copies[stage] if key not in named])
     gone += _deleted(target, _shared_gone(target, app))
     gone += _deleted(target, [info.key for info in gone_from(store, target, app)])
     return gone + _deleted(target, list(_records_gone(store, target, app, names)))
+
+
+def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> list[str]:
+    """Remove those of these snapshots that the replica still has; returns their keys."""
+    present = [name for name in names if SNAPSHOTS.find(target, name, app) is not None]
+    for name in present:
+        remove(target, app, name)
+    return [keys.note(keys.snapshots(app), name) for name in present]
 
 
 def _shared_gone(target: ObjectStore, app: str) -> list[str]:

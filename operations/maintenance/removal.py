@@ -18,7 +18,7 @@ the promotion.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -198,14 +198,7 @@ def remove_app(
     check_nameless(store, app)
     begun = notes.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
-        earlier = removal_of(store, app)
-        if earlier is None:
-            apps.read_app(store, app)  # raises `NotFound`
-            raise AssertionError("an app that came into being meanwhile")
-        if not dry_run:
-            outside(earlier)
-            _release(store, earlier)
-        return Removed(earlier, Contents(0, 0, 0, 0, 0), True)
+        return _removed_earlier(store, app, outside, dry_run=dry_run)
     whole = exists(store, keys.app_info(app))
     cloning = apps.find_cloning(store, app) if begun is None else None
     heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
@@ -218,30 +211,12 @@ def remove_app(
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
-        # Receivers first, as when stages are retired one by one.
-        for stage in reversed(order(heads)):
-            if not heads[stage].retired:
-                heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
-        written = (
-            info.modified_ms
-            for head in heads.values()
-            for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
-        )
-        # Until then a writer may commit without looking.
-        settled_ms = max(written, default=0) + horizon.SETTLED_MS
-        while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
-            on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
-            pause(left_s)
+        _retire(store, heads, by, now_ms)
+        _await_writers(store, app, heads, on_wait, pause)
         removal = notes.add(store, keys.removing(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
         try:
-            newest = heads_of(store, app, removal.stages)
-            for stage, head in newest.items():
-                if not head.retired:
-                    raise Refused(
-                        f"stage {app}/{stage} was taken over meanwhile by {head.by}",
-                        hint="stop its runner, then run the command again",
-                    )
+            newest = _retired_heads(store, app, removal.stages)
             if not force:
                 check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
             give_up(store, app, newest.values(), by=by, now_ms=now_ms)
@@ -252,17 +227,72 @@ def remove_app(
     contents = _contents(store, app)
     store.delete(keys.app_info(app))
     outside(removal)
+    _delete_objects(store, app, removal)
+    notes.put(store, keys.removed(app), removal)
+    store.delete(keys.removing(app))
+    history.forget(store, app)
+    _release(store, removal)
+    return Removed(removal, contents, False)
+
+
+def _removed_earlier(store: ObjectStore, app: str, outside: Callable[[Removal], None], *, dry_run: bool) -> Removed:
+    """Return the record of a completed removal, and repeat its steps outside of the app's folder."""
+    earlier = removal_of(store, app)
+    if earlier is None:
+        apps.read_app(store, app)  # raises `NotFound`
+        raise AssertionError("an app that came into being meanwhile")
+    if not dry_run:
+        outside(earlier)
+        _release(store, earlier)
+    return Removed(earlier, Contents(0, 0, 0, 0, 0), True)
+
+
+def _retire(store: ObjectStore, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
+    """Commit versions that retire the stages, and put them into `heads`."""
+    # Receivers first, as when stages are retired one by one.
+    for stage in reversed(order(heads)):
+        if not heads[stage].retired:
+            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
+
+
+def _await_writers(
+    store: ObjectStore,
+    app: str,
+    heads: Mapping[str, Manifest],
+    on_wait: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Wait until no writer may commit to a retired stage without looking."""
+    written = (
+        info.modified_ms
+        for head in heads.values()
+        for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
+    )
+    settled_ms = max(written, default=0) + horizon.SETTLED_MS
+    while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
+        on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
+        pause(left_s)
+
+
+def _retired_heads(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
+    """Return the newest versions of these stages. Raises `Refused` if a runner has taken one over."""
+    heads = heads_of(store, app, stages)
+    for stage, head in heads.items():
+        if not head.retired:
+            raise Refused(
+                f"stage {app}/{stage} was taken over meanwhile by {head.by}",
+                hint="stop its runner, then run the command again",
+            )
+    return heads
+
+
+def _delete_objects(store: ObjectStore, app: str, removal: Removal) -> None:
     for infos in _in_deletion_order(store, app, removal):
         for begin in range(0, len(infos), _BATCH):
             # Another process may have finished the removal, and a new app may have the name now.
             if notes.find(store, keys.removing(app), Removal) != removal:
                 break
             do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
-    notes.put(store, keys.removed(app), removal)
-    store.delete(keys.removing(app))
-    history.forget(store, app)
-    _release(store, removal)
-    return Removed(removal, contents, False)
 
 
 def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:

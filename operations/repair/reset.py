@@ -138,23 +138,20 @@ def reset(
         check_exclusion(store, app, Intent.RESET, UnderWay.RUNNER)
     name = f"{BEFORE}{number}"
     pin_before(store, newest_cut(store, app, stages_of(store, app)), name, by, reader)
-    steps = {
-        stage: MigratedStage(
-            reset={name: position.offsets for name, position in positions.get(stage, {}).items()},
-            reset_ids={
-                name: position.topic_id for name, position in positions.get(stage, {}).items() if position.topic_id
-            },
-        )
-        for stage, head in heads.items()
-        if not head.retired
-    }
-    reread, skipped = (
-        sum(counts) for counts in zip(*((change.read_again, change.skipped) for change in changes), strict=True)
-    )
+    steps = {stage: _step(positions.get(stage, {})) for stage, head in heads.items() if not head.retired}
+    reread, skipped = sum(change.read_again for change in changes), sum(change.skipped for change in changes)
     detail = f"{request}{reread:,} offsets read twice, {skipped:,} skipped"
     versions = carry_out(store, app, number, steps, name, detail, by=by, now_ms=now_ms)
     _announce(kafka, heads, positions)
     return ResetDone(app, scenario, changes, number, name, versions)
+
+
+def _step(positions: Mapping[str, ReadFrom]) -> MigratedStage:
+    """Return the version to commit for a stage whose inputs move to these positions."""
+    return MigratedStage(
+        reset={name: position.offsets for name, position in positions.items()},
+        reset_ids={name: position.topic_id for name, position in positions.items() if position.topic_id},
+    )
 
 
 def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ReadFrom]]) -> None:

@@ -25,13 +25,14 @@ from ....pipeline.spark.plans import hidden, with_records
 from ....pipeline.spark.session import spark_session
 from ....pipeline.spark.user_errors import as_user_error
 from ....snapshot.bisect.causes import Behind, Cause, unknown
-from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, SourceMessage, Verdict
+from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, Verdict
 from ....snapshot.cut.lineage import Window
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
 from ....state.records import id_in, ranges
 from ....store.versions.manifest import Manifest
 from ..replay.program import REPLAY_CONF
+from ..replay.record import message_at
 
 _PATIENCE_S = 60.0
 Function = Callable[[DataFrame], DataFrame]
@@ -94,7 +95,7 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
     number = int(numbers[nearest])
     address = _address(read, number)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
-    message = _message(kafka, address, id_in(after, address.topic))
+    message = message_at(kafka, address, id_in(after, address.topic), _PATIENCE_S)
     return Guilty((), message, "", (window,), changed.take(key_row[[nearest]]), of_key=of_key)
 
 
@@ -178,11 +179,3 @@ def _numbers(rows: pa.Table) -> Iterator[npt.NDArray[np.float64]]:
 def _address(read: pa.Table, number: int) -> Address:
     row: Mapping[str, Any] = read.select(["topic", "partition", "offset"]).slice(number, 1).to_pylist()[0]
     return Address(row["topic"], row["partition"], row["offset"])
-
-
-def _message(kafka: Kafka, at: Address, topic_id: str) -> SourceMessage:
-    where = (at.topic, at.partition, at.offset, at.offset + 1)
-    for (message,) in kafka.read(*where, patience_s=_PATIENCE_S, topic_id=topic_id):
-        headers = tuple((name, value) for name, value in message.headers() or ())
-        return SourceMessage(at, message.timestamp()[1], message.key(), message.value(), headers)
-    raise CannotProve(f"there is no message at {at} any more")
