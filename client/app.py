@@ -13,11 +13,10 @@ from ..errors import Unavailable, Usage
 from ..operations.erasure.family import KeysAsked
 from ..operations.erasure.forget import forget as forget_keys
 from ..operations.erasure.forget import give_up, look
-from ..operations.maintenance import protection
+from ..operations.maintenance import removal
 from ..operations.maintenance.compact import AppCompactor, Compacted, merged_last, plan
-from ..operations.repair.reset import reset
+from ..operations.repair.reset import Scenario, reset, scopes
 from ..operations.repair.rewind import rewind
-from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.change import stages
@@ -281,7 +280,7 @@ class StoredApp(AppFailover):
         the app, and `Refused` if another app has taken its name.
         """
         client, now_ms = self._client, instants.now_ms()
-        protected = protection.protect(client.store, self.name, by=client.by, now_ms=now_ms)
+        protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
         return maintenance.protected(protected, already=protected.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:
@@ -290,7 +289,7 @@ class StoredApp(AppFailover):
         Raises `Protected` without the name, `NotFound` for the app, and `Refused` if another app has taken its name.
         """
         client = self._client
-        was = protection.lift(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
+        was = removal.lift_protection(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
         return maintenance.unprotected(self.called, was=was)
 
     def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..errors import Refused, Usage
-from ..operations.from_spark.attach.tables import name_from
+from ..operations.from_spark.attach.rows import name_from
 from ..operations.from_spark.attach.tail import Tail
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
@@ -39,12 +39,12 @@ def tail_of(
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
     """
-    from ..operations.from_spark.attach.opened import opened
+    from ..operations.from_spark.checkpoint.checkpoint import opened_alone
 
     stage = stage or name_from(PurePosixPath(checkpoint.rstrip("/")).name, "state")
     keys.check_name("stage", stage)
     folder = folder_of(client.store, app)
-    with opened(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
+    with opened_alone(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
         yield Tail(
             client.store,
             client.cache,
@@ -141,14 +141,14 @@ def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mappi
     Raises `Refused` if the file exists, or no declaration can take the state over.
     """
     from ..operations.from_spark.adopt.program_text import program_text
-    from ..operations.from_spark.attach.opened import opened
+    from ..operations.from_spark.checkpoint.checkpoint import opened_alone
 
     file = Path(query.path)
     if file.exists():
         raise Refused(f"{file} exists already", hint="--emit-program writes a new file")
     if not file.parent.is_dir():
         raise Usage(f"cannot write {file}: {file.parent} is not a folder")
-    with opened(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
+    with opened_alone(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
         committed = checkpoint.committed()
         last = checkpoint.batch(committed[-1]) if committed else None
         topics = [name for name in last.offsets if name not in last.non_kafka] if last is not None else []

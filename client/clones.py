@@ -7,7 +7,7 @@ from ..common import instants
 from ..common.arguments import checked_methods
 from ..common.durations import parse_ms
 from ..errors import Refused, SlackwaterError
-from ..operations.maintenance import protection
+from ..operations.maintenance import removal
 from ..operations.maintenance.removal import Removal, Removed, remove_app
 from ..operations.staging.clone import clone as make_clone
 from ..operations.staging.clone_plan import Terms
@@ -171,7 +171,7 @@ class AppClones(AppHistory):
     def _check_allowed(self, action: str, options: GuardedOptions) -> None:
         """Raise `Protected` if the app is protected and its name was not given."""
         if not options["dry_run"]:
-            protection.check(self._client.store, self.name, action, options["yes_really"], self.called)
+            removal.check_protected(self._client.store, self.name, action, options["yes_really"], self.called)
 
 
 def listed(client: Backends, source: str) -> Result:
@@ -187,7 +187,7 @@ def remove_expired(client: Backends, source: str, options: ExpiredOptions) -> Re
     errors: dict[str, SlackwaterError] = {}
     for expired in [clone for clone in ended if clone.is_expired(now_ms)]:
         try:
-            protection.check(client.store, expired.name, "to remove it", "")
+            removal.check_protected(client.store, expired.name, "to remove it", "")
             removed.append(_remove(client, expired.name, options))
         except Refused as error:  # continue with the others
             errors[expired.name] = error

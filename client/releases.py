@@ -53,7 +53,7 @@ class AppReleases(AppClones):
             Refused: the stored state does not fit the program, or another migration is in progress. Nothing changed.
         """
         # Importing PySpark takes a second or two.
-        from ..operations.program_changes.program import migrate_file
+        from ..operations.program_changes import migrate_file
 
         how: dict[str, Any] = {"renames": options["rename"] or {}, "stages": options["rename_stage"] or {}}
         how |= {"options": self._run_options(master, spark_conf, py_files), "dry_run": options["dry_run"]}
@@ -102,9 +102,8 @@ class AppReleases(AppClones):
                 is not given, or the name `keep` is taken.
             KeyboardInterrupt: Ctrl-C or SIGTERM stopped it. Nothing is compared, and the clone is removed.
         """
-        from ..operations.staging.sample import Sample
         from ..operations.staging.trial import plan_of, trial
-        from ..operations.staging.trial_plan import Release
+        from ..operations.staging.trial_plan import Release, Sample
         from ..pipeline.listener import Callbacks
         from .show import programs, trials
         from .show.report import Mask

@@ -137,7 +137,7 @@ def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, prog
         kafka = client.known_channels("to read the records of the window", verdict.app).kafka
         return cause_in_window(kafka, verdict, str(codes[0]))
     from ..operations.debugging.causes.find import find_cause
-    from ..operations.debugging.causes.programs import open_programs
+    from ..operations.debugging.replay.program import open_programs
 
     kafka = client.known_channels("to read the records to replay").kafka
     with open_programs(client.store, client.cache, kafka, verdict, codes) as (program, *earlier_programs):

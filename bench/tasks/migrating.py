@@ -116,7 +116,7 @@ def _app(keys: int, *, changed: bool) -> sw.App:
 
 
 def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Measured:
-    from slackwater.operations.program_changes.program import declared
+    from slackwater.operations.program_changes import declared
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.snapshot.change.migrate import find_plan, migrate
     from slackwater.store.objects.counting import CountingStore

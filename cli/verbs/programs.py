@@ -340,7 +340,7 @@ def migrate(
         reporter.doing(f"loading {file}")
         # Importing PySpark takes a second or two.
         from ...client.show.programs import migrated
-        from ...operations.program_changes.program import migrate_file
+        from ...operations.program_changes import migrate_file
 
         names: Any = {"app": app_name, "renames": options["rename"], "stages": options["rename_stage"]}
         how: Any = {"options": run_options, "dry_run": options["dry_run"], "listener": reporter}

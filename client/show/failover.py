@@ -10,8 +10,8 @@ from ...common import instants
 from ...operations.disaster_recovery.drill import Drill
 from ...operations.disaster_recovery.recover import Recovered
 from ...operations.disaster_recovery.recover_plan import RecoveryPlan
+from ...operations.disaster_recovery.replica_objects import Todo
 from ...operations.disaster_recovery.replicate import Round
-from ...operations.disaster_recovery.replicate_plan import Todo
 from ...snapshot.cut.replicas import ReplicaCut
 from .document import Block, Cell, Facts, Listing, Name, NextCommand, Page, Section, TableBlock, Time, Title, closing
 from .formats import duration, plural, size

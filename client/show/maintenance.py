@@ -9,8 +9,7 @@ from ...operations.erasure.forget import Forgot, GoneRows, Looked
 from ...operations.erasure.held import UNREAD, Held, Unproved
 from ...operations.erasure.reach import OutOfReach
 from ...operations.maintenance.compact import Compacted, Merge
-from ...operations.maintenance.protection import Protection
-from ...operations.maintenance.removal import Removed
+from ...operations.maintenance.removal import Protection, Removed
 from ...operations.maintenance.tokens import Token
 from ...operations.repair.reset import ResetDone
 from ...operations.repair.rewind import Rewound

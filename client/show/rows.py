@@ -102,7 +102,7 @@ def exported_table(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
 @result
 def exported_folder(written: FolderWritten, cut: Cut) -> Words:
     """Yield the blocks of an export to a folder."""
-    from ...operations.exchange.document import DOCUMENT
+    from ...operations.exchange.export import DOCUMENT
 
     export, folder = written.export, written.path
     yield Title(f"{export.ref} in {folder}, {formats.size(written.bytes)}; {DOCUMENT} describes the files")

@@ -14,6 +14,7 @@ from typing import cast
 from ...common import instants
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
 from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.replicas import Replica
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.take.audit_log import record
 from ...snapshot.verify.verify import Report, verify
@@ -24,8 +25,8 @@ from ..maintenance.removal import Removal
 from ..staging.clone import ScratchClone
 from ..staging.clone_plan import Terms as CloneTerms
 from .fence import look
-from .recover import Clock
-from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
+from .recover import Clock, checked_plan
+from .recover_plan import FailoverTerms, RecoveryPlan, find_replica
 
 REASON = "recovery drill"
 _ATTEMPTS = 3
@@ -102,19 +103,12 @@ def drill(
     """
     name, clock = f"{app}-drill", Clock()
     for attempt in range(_ATTEMPTS):
-        replica_info, _ = find_replica(target, app)
-        if replica_info.state != "copy":
-            raise Refused(
-                f"{app} under {target.url} was recovered: it is no longer a replica, so there is nothing to drill",
-                hint=f"replicate it to another root: slackwater replicate {app} --store {target.url} --to ROOT",
-            )
+        replica_info = _replica(target, app)
         old = primary(replica_info.root) if primary is not None else None
         doing(f"looking at {replica_info.root}")
         with clock.step("inspect the app's store"):
             observed = look(old, replica_info.root, app, replica_info.created_ms, target.url)
-        observed.check_not_left(app, target.url)
-        with clock.step("check the replica and Kafka"):
-            plan = make_plan(target, app, kafka, observed, terms)
+        plan = checked_plan(target, app, kafka, observed, terms, clock)
         doing(f"making {name}")
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
@@ -132,31 +126,36 @@ def drill(
         doing("comparing and verifying")
         with clock.step("compare with the app"):
             tables, why_not = _compared(old if observed.heads else None, target, plan)
-        origin = apps.read_app(target, name).origin
-        assert origin is not None  # noqa: S101  it is a clone
-        with clock.step("read the replica"):
-            replica = verify(target, f"{app}@{origin.snapshot}", now_ms=instants.now_ms(), deep=True, reader=None)
-        with clock.step("read the recovered app"):
-            recovered = verify(target, name, now_ms=instants.now_ms(), deep=True, reader=None)
+        replica, recovered = _verified(target, app, name, clock)
     finally:
         if not keep:
             with clock.step("remove the clone"):
                 scratch.drop()
-    done = Drill(
-        app,
-        target.url,
-        plan,
-        name,
-        keep,
-        why_not or observed.unreachable,
-        tables,
-        replica,
-        recovered,
-        recovered.versions,
-        tuple(clock.took),
-    )
+    why_not, took = why_not or observed.unreachable, tuple(clock.took)
+    done = Drill(app, target.url, plan, name, keep, why_not, tables, replica, recovered, recovered.versions, took)
     record(target, app, "recover --drill", f"{'passed' if done.passed else 'failed'}, as {name}", by)
     return done
+
+
+def _replica(target: ObjectStore, app: str) -> Replica:
+    """Return the replica's description. Raises `Refused` if it was recovered."""
+    replica, _ = find_replica(target, app)
+    if replica.state != "copy":
+        raise Refused(
+            f"{app} under {target.url} was recovered: it is no longer a replica, so there is nothing to drill",
+            hint=f"replicate it to another root: slackwater replicate {app} --store {target.url} --to ROOT",
+        )
+    return replica
+
+
+def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[Report, Report]:
+    """Read all of the replica, at the moment that was cloned, and of the clone."""
+    origin = apps.read_app(target, clone).origin
+    assert origin is not None  # noqa: S101  it is a clone
+    with clock.step("read the replica"):
+        replica = verify(target, f"{app}@{origin.snapshot}", now_ms=instants.now_ms(), deep=True, reader=None)
+    with clock.step("read the recovered app"):
+        return replica, verify(target, clone, now_ms=instants.now_ms(), deep=True, reader=None)
 
 
 class _Proved:

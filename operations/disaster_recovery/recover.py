@@ -234,9 +234,7 @@ def recover(
         doing(f"looking at {replica.root}")
         with clock.step("inspect the old store"):
             observed = look(old, replica.root, app, replica.created_ms, target.url)
-        observed.check_not_left(app, target.url)
-        with clock.step("check the replica and Kafka"):
-            plan = make_plan(target, app, kafka, observed, terms)
+        plan = checked_plan(target, app, kafka, observed, terms, clock)
         if dry_run:
             return Recovered(app, target.url, plan, {}, None, None, steps=tuple(clock.took), resumed=begun is not None)
     elif dry_run:
@@ -259,17 +257,17 @@ def recover(
     assert decided is not None  # noqa: S101  it was decided, or is now
     with clock.step("prepare the run"):
         versions = _finish(target, app, decided, kafka, note, plan)
-    return Recovered(
-        app,
-        target.url,
-        plan,
-        versions,
-        fenced,
-        caught_up,
-        why_not,
-        tuple(clock.took),
-        resumed=begun is not None,
-    )
+    took, resumed = tuple(clock.took), begun is not None
+    return Recovered(app, target.url, plan, versions, fenced, caught_up, why_not, took, resumed=resumed)
+
+
+def checked_plan(
+    target: ObjectStore, app: str, kafka: Topics, observed: Primary, terms: FailoverTerms, clock: Clock
+) -> RecoveryPlan:
+    """Plan the recovery after checking that the app was not recovered elsewhere. Raises as `recover`."""
+    observed.check_not_left(app, target.url)
+    with clock.step("check the replica and Kafka"):
+        return make_plan(target, app, kafka, observed, terms)
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:

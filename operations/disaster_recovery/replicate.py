@@ -31,11 +31,19 @@ from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
-from .beside_versions import copy_others, copy_rules, was_forgotten
 from .kafka_state import anchors_of, records_in_flight, sink_rests
+from .replica_objects import (
+    Todo,
+    copy_others,
+    copy_rules,
+    drop_older,
+    every_version,
+    last_final,
+    settle,
+    sweep,
+    was_forgotten,
+)
 from .replica_standing import Pair
-from .replicate_plan import Todo, every_version, last_final
-from .sweep import drop_older, settle, sweep
 
 _CHUNK = 128
 """Versions of a stage read ahead: their SSTs are copied together."""

@@ -127,14 +127,7 @@ def forget(
     first = members[0]
     check_tables(first, requested)
     searches = _searches(members, requested, declared, formats)
-    searches[0].check_declared()
-    for search in searches:
-        search.check_clear()
-    if searches[0].texts.stand_in(why()):
-        raise Usage(
-            "the message contains a key to be forgotten, and the log of operations would keep it",
-            hint="refer to the request by a ticket number",
-        )
+    _check_clear(searches)
     work = Work(requested, searches, by, now_ms, on_progress)
     other_tables = _tables_without_keys(first, requested)
     names = tuple(_name_from(member, store) for member in members)
@@ -155,17 +148,7 @@ def forget(
             unread=tuple(chain.from_iterable(unread(search, kafka) for search in searches)),
             unproved=_unproved(searches),
         )
-    fresh = _begin(work)
-    try:
-        _check_quiet(work)
-        any_removed = take_out(work)
-        if fresh and not any_removed:
-            _check_readable(searches)
-            _check_held(app, tuple(chain.from_iterable(map(holders, searches))), store)
-    except SlackwaterError:
-        if fresh and not work.rewriting.taken:
-            _end(work)
-        raise
+    _take_out_first(work, app, store)
     versions = tuple(chain.from_iterable(commit(work, search) for search in searches))
     archive.await_appended(searches, pause)
     for search in searches:
@@ -173,24 +156,9 @@ def forget(
     deleted, unnamed = sweep(work, cache)
     mask_texts(work)
     _check_readable(searches)
-    snapshots = tuple(
-        (search.member.app, name)
-        for search in searches
-        for name, at_ms in forgotten.cached(search.member.store, search.member.app).snapshots.items()
-        if at_ms >= _note(search).time_ms
-    )
-    note = _note(searches[0])
-    removed, message = note.taken, why() or note.message
-    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
-    for search in searches:
-        versions_by_stage = {
-            stage: (version - 1, version) for owner, stage, version in versions if owner == search.member.app
-        }
-        since_ms = _note(search).time_ms
-        name = search.member.app
-        record_once(
-            search.member.store, name, "forget", tables, by, versions_by_stage, since_ms=since_ms, message=message
-        )
+    snapshots = tuple(chain.from_iterable(map(_edited_snapshots, searches)))
+    removed = _note(searches[0]).taken
+    _record(searches, requested, versions, by)
     reach = out_of_reach(members, kafka)
     coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
     # Last: while the note exists, the same call continues.
@@ -214,6 +182,56 @@ def forget(
         unread=coming,
         unproved=_unproved(searches),
     )
+
+
+def _check_clear(searches: Sequence[Search]) -> None:
+    """Check that the keys can be searched, and that nothing excludes it. Raises `Usage` and `Refused`."""
+    searches[0].check_declared()
+    for search in searches:
+        search.check_clear()
+    if searches[0].texts.stand_in(why()):
+        raise Usage(
+            "the message contains a key to be forgotten, and the log of operations would keep it",
+            hint="refer to the request by a ticket number",
+        )
+
+
+def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
+    """Put the notes, and take the keys out of all objects named now. If nothing was rewritten, an error ends the notes.
+
+    Raises `Refused` if no object holds a key.
+    """
+    fresh = _begin(work)
+    try:
+        _check_quiet(work)
+        any_removed = take_out(work)
+        if fresh and not any_removed:
+            _check_readable(work.searches)
+            _check_held(app, tuple(chain.from_iterable(map(holders, work.searches))), store)
+    except SlackwaterError:
+        if fresh and not work.rewriting.taken:
+            _end(work)
+        raise
+
+
+def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
+    """Yield the app and name of each snapshot out of which this erasure took keys."""
+    member = search.member
+    for name, at_ms in forgotten.cached(member.store, member.app).snapshots.items():
+        if at_ms >= _note(search).time_ms:
+            yield member.app, name
+
+
+def _record(
+    searches: Sequence[Search], requested: KeysAsked, versions: Iterable[tuple[str, str, int]], by: str
+) -> None:
+    """Record the erasure in the log of operations of each app: numbers of keys, not the keys."""
+    message = why() or _note(searches[0]).message
+    tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
+    for search in searches:
+        name, since_ms = search.member.app, _note(search).time_ms
+        by_stage = {stage: (version - 1, version) for owner, stage, version in versions if owner == name}
+        record_once(search.member.store, name, "forget", tables, by, by_stage, since_ms=since_ms, message=message)
 
 
 @dataclass(frozen=True, slots=True)

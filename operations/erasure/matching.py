@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -254,52 +254,72 @@ def match(
 
 def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Matches, unproved: dict[int, str]) -> None:
     count = documents.rows.num_rows
-    values_by_column = list[dict[int, set[int]]]()
-    """For each column: the numbers of the key values that each record has."""
-    by_field: dict[str, Mask] = {}
-    undecided = list[tuple[int, Mask, str]]()
-    label = ", ".join(
-        " or ".join(comparison.text for comparison in comparisons) for comparisons in rule.columns if comparisons
-    )
-    for number, (comparisons, column) in enumerate(zip(rule.columns, keys.columns, strict=True)):
-        key_values, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
+    label = ", ".join(" or ".join(comparison.text for comparison in some) for some in rule.columns if some)
+    columns = [
+        _ColumnValues.find(documents, comparisons, column, label if len(keys.columns) > 1 else "")
+        for comparisons, column in zip(rule.columns, keys.columns, strict=True)
+    ]
+    holds_key = _holding(columns, keys, count)
+    uncounted = holds_key & ~matches.mask
+    for text, is_match in (item for column in columns for item in column.by_field.items()):
+        # A record counts once.
+        if new := int((is_match & uncounted).sum()):
+            matches.fields[text] = matches.fields.get(text, 0) + new
+        uncounted &= ~is_match
+    matches.mask |= holds_key
+    for column in () if keys.complete else columns:
+        other_values = [np.isin(np.arange(count), [*other.values]) for other in columns if other is not column]
+        for has_value, path in column.undecided:
+            for row in np.flatnonzero(np.logical_and.reduce([has_value, *other_values])).tolist():
+                unproved.setdefault(row, f"{path[0]} leads to {rule.table} {path[1]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnValues:
+    """The values of one key column in records."""
+
+    values: dict[int, set[int]]
+    """The numbers of the key values that each record has."""
+    by_field: dict[str, Mask]
+    """Records whose value in a field equals a key's, by description of the field."""
+    undecided: list[tuple[Mask, tuple[str, str]]]
+    """Records with a value that cannot be compared, with the field, and how it leads to the column."""
+
+    @classmethod
+    def find(cls, documents: _Documents, comparisons: Sequence[FieldComparison], column: KeyColumn, label: str) -> Self:
+        """Compare the fields that lead to a column; `label` describes them if several columns make a key."""
+        count = documents.rows.num_rows
+        if not comparisons:
+            return cls({row: {*column.of_keys} for row in range(count)}, {}, [])
+        values, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
+        by_field, undecided = dict[str, Mask](), list[tuple[Mask, tuple[str, str]]]()
         for comparison in comparisons:
             is_match, has_value = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
             for rows, hits in _values_in(documents, comparison, column):
                 has_value[rows] = True
                 for row, numbers in hits:
                     is_match[row] = True
-                    key_values.setdefault(row, set()).update(numbers)
-            text = comparison.text if len(keys.columns) == 1 else label
+                    values.setdefault(row, set()).update(numbers)
+            text = label or comparison.text
             by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | is_match
             filled |= has_value
-            if (comparison.unknown or not column.kind) and not keys.complete:
+            if comparison.unknown or not column.kind:
                 how = f"through {comparison.unknown}" if comparison.unknown else f"as {column.values.type}"
-                undecided.append((number, has_value, f"{comparison.text} leads to {rule.table} {how}"))
-        if not comparisons:
-            key_values = {row: {*column.of_keys} for row in range(count)}
-        elif NULL in column.of_keys:
+                undecided.append((has_value, (comparison.text, how)))
+        if NULL in column.of_keys:
             for row in np.flatnonzero(~filled).tolist():
-                key_values.setdefault(row, set()).add(NULL)
-        values_by_column.append(key_values)
+                values.setdefault(row, set()).add(NULL)
+        return cls(values, by_field, undecided)
+
+
+def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
+    """Return the records that have a value of each column, which together are a key."""
     holds_key = np.zeros(count, np.bool_)
-    for row in set.intersection(*map(set, values_by_column)) if values_by_column else ():
-        holds_key[row] = len(values_by_column) == 1 or any(
-            key in keys.combined for key in product(*(values[row] for values in values_by_column))
+    for row in set.intersection(*(set(column.values) for column in columns)) if columns else ():
+        holds_key[row] = len(columns) == 1 or any(
+            key in keys.combined for key in product(*(column.values[row] for column in columns))
         )
-    uncounted = holds_key & ~matches.mask
-    for text, is_match in by_field.items():
-        # A record counts once.
-        if new := int((is_match & uncounted).sum()):
-            matches.fields[text] = matches.fields.get(text, 0) + new
-        uncounted &= ~is_match
-    matches.mask |= holds_key
-    for number, has_value, why in undecided:
-        others_match = [
-            np.isin(np.arange(count), [*values]) for at, values in enumerate(values_by_column) if at != number
-        ]
-        for row in np.flatnonzero(np.logical_and.reduce([has_value, *others_match])).tolist():
-            unproved.setdefault(row, why)
+    return holds_key
 
 
 def _values_in(

@@ -13,6 +13,7 @@ from ulid import ULID
 from ...common import instants
 from ...errors import NotFound, Refused
 from ...pipeline.api.app import App
+from ...pipeline.api.stage import Stage
 from ...pipeline.api.topic import starting_at, starting_offsets_in, stored_starts
 from ...pipeline.batch.schemas import Shape, shapes
 from ...pipeline.kafka.open import wait_for
@@ -104,26 +105,18 @@ def first_version(
     """
     begin = starting_at(instants.parse("--at", at)) if at else None
     offsets_by_topic = starting_offsets_in(offsets)
-    (declared,) = program.select((stage,))
-    if declared.state is None:
-        stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
-        raise Refused(
-            f"stage {program.name}/{stage} has no table, so it cannot begin with rows",
-            hint=f"stages with state: {stages_with_state or 'none'}",
-        )
+    declared = _with_table(program, stage)
     wait_for(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
     for topic in offsets_by_topic:
         if topic not in program.topics:
             raise NotFound(f"topic read by {program.name}", topic, program.topics)
-    # `at` applies to all topics of a new app, but only to the stage's own topics in an existing app, whose other topics
-    # have begun.
-    default_topics = program.topics if info is None else program.topics & declared.inputs.keys()
-    begins = (
-        dict(offsets_by_topic)
-        if begin is None
-        else {topic: offsets_by_topic.get(topic, begin) for topic in {*default_topics, *offsets_by_topic}}
-    )
+    begins = dict(offsets_by_topic)
+    if begin is not None:
+        # `at` applies to all topics of a new app, but only to the stage's own topics in an existing app, whose other
+        # topics have begun.
+        begins = dict.fromkeys(program.topics if info is None else program.topics & declared.inputs.keys(), begin)
+        begins |= offsets_by_topic
     if info is not None:
         stored = stored_starts(info.starts)
         program = program.beginning(stored)
@@ -169,6 +162,18 @@ def first_version(
 
     other_stages = tuple(other.name for other in program.in_order() if other.name != stage)
     return FirstVersion(manifest, info, other_stages, channels, shape)
+
+
+def _with_table(program: App, stage: str) -> Stage:
+    """Return a stage of the program. Raises `Refused` if the stage has no table."""
+    (declared,) = program.select((stage,))
+    if declared.state is None:
+        stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
+        raise Refused(
+            f"stage {program.name}/{stage} has no table, so it cannot begin with rows",
+            hint=f"stages with state: {stages_with_state or 'none'}",
+        )
+    return declared
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:

@@ -10,18 +10,22 @@
 4. Delete its identity, then everything else, the newest versions last, and the note after them. A record of who removed
    the app, and when, remains: the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
+
+A protected app is removed only if its name is typed once more. A name is protected: the app that has the name, and the
+app in the folder of that name, which may have lost the name to a promotion. One note protects both, before and after
+the promotion.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec import Struct
 from ulid import ULID
 
-from ...errors import NotFound, Refused
+from ...errors import NotFound, Protected, Refused
 from ...snapshot.change.first_versions import topics_of_unfinished
 from ...snapshot.change.stages import commit_retired
 from ...snapshot.change.switch import give_up
@@ -30,13 +34,89 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
-from ...snapshot.take.audit_log import Operation, why
+from ...snapshot.take.audit_log import Operation, record_once, why
 from ...snapshot.take.snapshots import remove as remove_snapshot
 from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, codec, history, horizon, keys, limits
 from ...store.versions.manifest import Manifest
+
+
+class Protection(Struct, frozen=True):
+    """The note that an app is protected."""
+
+    app: limits.Name
+    """The protected name."""
+    by: limits.Line
+    time_ms: limits.TimeMs
+    message: limits.Line = ""
+    """The reason."""
+
+
+def protection_of(store: ObjectStore, app: str) -> Protection | None:
+    """Return the protection of the app in this folder; None if it is not protected.
+
+    One request, and those of `apps.called` if the folder's name is not protected.
+    """
+    protection = codec.find(store, keys.protected(app), Protection)
+    if protection is None and (name := apps.name_of(store, app)):
+        protection = codec.find(store, keys.protected(name), Protection)
+    return protection
+
+
+def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
+    """Protect the name of the app in this folder; returns the protection, which may exist already.
+
+    Raises `NotFound` if the app does not exist, and `Refused` if another one has that name.
+    """
+    name = _name(store, app)
+    protection = codec.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
+    record_once(store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message)
+    return protection
+
+
+def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "") -> bool:
+    """Remove the protection; returns False if there was none. Raises the errors of `check_protected` and `protect`."""
+    name = _name(store, app)
+    if (protection := protection_of(store, app)) is None:
+        return False
+    check_protected(store, app, "to turn its protection off", typed, called)
+    record_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
+    for protected in (app, name):  # it may have been protected as a clone, before it had the name
+        store.delete(keys.protected(protected))
+    return True
+
+
+def check_protected(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
+    """Raise `Protected` if the app in this folder is protected, unless `typed` is its name.
+
+    Accepted are the name by which the app is `called`, and that of its folder. `what` is the protected action, as in
+    "to …".
+    """
+    called = called or app
+    if typed == called or (protection := protection_of(store, app)) is None:
+        return
+    if typed in (app, protection.app) and "~" not in called:  # else these may be names of another app now
+        return
+    why = f": {protection.message}" if protection.message else ""
+    wrong = f"; {typed!r} is not its name" if typed else ""
+    raise Protected(
+        f"app {called!r} is protected, by {protection.by}{why}{wrong}",
+        hint=f"{what}, give its name once more: --yes-really {called}",
+    )
+
+
+def _name(store: ObjectStore, app: str) -> str:
+    """Return the name of the app in this folder. Raises the errors of `protect`."""
+    apps.read_app(store, app)
+    if (has := apps.folder_of(store, app)) != app:
+        raise Refused(
+            f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
+            hint=f"protect {app}: destructive commands on either app then ask for that name",
+        )
+    return apps.name_of(store, app) or app
+
 
 _BATCH = 1_000
 """Objects that are deleted between two checks of the note."""
@@ -118,14 +198,7 @@ def remove_app(
     check_nameless(store, app)
     begun = codec.find(store, keys.removing(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
-        earlier = removal_of(store, app)
-        if earlier is None:
-            apps.read_app(store, app)  # raises `NotFound`
-            raise AssertionError("an app that came into being meanwhile")
-        if not dry_run:
-            outside(earlier)
-            _release(store, earlier)
-        return Removed(earlier, Contents(0, 0, 0, 0, 0), True)
+        return _removed_earlier(store, app, outside, dry_run=dry_run)
     whole = exists(store, keys.app_info(app))
     cloning = apps.find_cloning(store, app) if begun is None else None
     heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
@@ -138,30 +211,12 @@ def remove_app(
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
-        # Receivers first, as when stages are retired one by one.
-        for stage in reversed(order(heads)):
-            if not heads[stage].retired:
-                heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
-        written = (
-            info.modified_ms
-            for head in heads.values()
-            for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
-        )
-        # Until then a writer may commit without looking.
-        settled_ms = max(written, default=0) + horizon.SETTLED_MS
-        while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
-            on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
-            pause(left_s)
+        _retire(store, heads, by, now_ms)
+        _await_writers(store, app, heads, on_wait, pause)
         removal = codec.add(store, keys.removing(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
         try:
-            newest = heads_of(store, app, removal.stages)
-            for stage, head in newest.items():
-                if not head.retired:
-                    raise Refused(
-                        f"stage {app}/{stage} was taken over meanwhile by {head.by}",
-                        hint="stop its runner, then run the command again",
-                    )
+            newest = _retired_heads(store, app, removal.stages)
             if not force:
                 check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
             give_up(store, app, newest.values(), by=by, now_ms=now_ms)
@@ -172,17 +227,72 @@ def remove_app(
     contents = _contents(store, app)
     store.delete(keys.app_info(app))
     outside(removal)
+    _delete_objects(store, app, removal)
+    codec.put(store, keys.removed(app), removal)
+    store.delete(keys.removing(app))
+    history.forget(store, app)
+    _release(store, removal)
+    return Removed(removal, contents, False)
+
+
+def _removed_earlier(store: ObjectStore, app: str, outside: Callable[[Removal], None], *, dry_run: bool) -> Removed:
+    """Return the record of a completed removal, and repeat its steps outside of the app's folder."""
+    earlier = removal_of(store, app)
+    if earlier is None:
+        apps.read_app(store, app)  # raises `NotFound`
+        raise AssertionError("an app that came into being meanwhile")
+    if not dry_run:
+        outside(earlier)
+        _release(store, earlier)
+    return Removed(earlier, Contents(0, 0, 0, 0, 0), True)
+
+
+def _retire(store: ObjectStore, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
+    """Commit versions that retire the stages, and put them into `heads`."""
+    # Receivers first, as when stages are retired one by one.
+    for stage in reversed(order(heads)):
+        if not heads[stage].retired:
+            heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
+
+
+def _await_writers(
+    store: ObjectStore,
+    app: str,
+    heads: Mapping[str, Manifest],
+    on_wait: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Wait until no writer may commit to a retired stage without looking."""
+    written = (
+        info.modified_ms
+        for head in heads.values()
+        for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
+    )
+    settled_ms = max(written, default=0) + horizon.SETTLED_MS
+    while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
+        on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
+        pause(left_s)
+
+
+def _retired_heads(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
+    """Return the newest versions of these stages. Raises `Refused` if a runner has taken one over."""
+    heads = heads_of(store, app, stages)
+    for stage, head in heads.items():
+        if not head.retired:
+            raise Refused(
+                f"stage {app}/{stage} was taken over meanwhile by {head.by}",
+                hint="stop its runner, then run the command again",
+            )
+    return heads
+
+
+def _delete_objects(store: ObjectStore, app: str, removal: Removal) -> None:
     for infos in _in_deletion_order(store, app, removal):
         for begin in range(0, len(infos), _BATCH):
             # Another process may have finished the removal, and a new app may have the name now.
             if codec.find(store, keys.removing(app), Removal) != removal:
                 break
             do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
-    codec.put(store, keys.removed(app), removal)
-    store.delete(keys.removing(app))
-    history.forget(store, app)
-    _release(store, removal)
-    return Removed(removal, contents, False)
 
 
 def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:

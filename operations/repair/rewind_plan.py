@@ -192,14 +192,7 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
         raise Refused(f"{target.text} is not a consistent cut: {'; '.join(problems)}", hint="choose another moment")
     then = with_retired(line_of(store, cut.app), cut).stages
     _check_names(cut, heads)
-    steps = {}
-    for stage, head in heads.items():
-        previous = then.get(stage)
-        if table_only and (previous is None or previous.retired or previous.table is None or head.retired):
-            continue
-        if not head.called and not (head.retired and previous == head):
-            to, retires = (previous.version, previous.retired) if previous is not None else (0, True)
-            steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
+    steps = _steps(heads, then, table_only=table_only)
     if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
         return RewindPlan(cut.app, target.text, cut, (), (), {}, table_only)
     if kafka is not None:
@@ -212,6 +205,21 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
     sinks = tuple(sink_rows(store, {stage: heads[stage] for stage in steps}, then, kafka))
     other_apps = others(store, heads, cut.time_ms) if any(head.sinks or head.silent for head in heads.values()) else ()
     return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, other_apps)
+
+
+def _steps(
+    heads: Mapping[str, Manifest], then: Mapping[str, Manifest], *, table_only: bool
+) -> dict[str, MigratedStage]:
+    """Return the version to commit for each stage that goes back to its version of that moment, or retires."""
+    steps = {}
+    for stage, head in heads.items():
+        previous = then.get(stage)
+        if table_only and (previous is None or previous.retired or previous.table is None or head.retired):
+            continue
+        if not head.called and not (head.retired and previous == head):
+            to, retires = (previous.version, previous.retired) if previous is not None else (0, True)
+            steps[stage] = MigratedStage(rewound=to, retires=retires, table_only=table_only)
+    return steps
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:

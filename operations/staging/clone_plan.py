@@ -1,26 +1,27 @@
 """Plan of a clone, after all checks that need no change."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
-from ...snapshot.change.copies import Masks, check_masks, sizes
+from ...snapshot.change.copies import ColumnMask, Masks, check_masks, sizes
 from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs_by_name
-from ...snapshot.cut.graph import Cut, violations
+from ...snapshot.cut.graph import Cut, descendants, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.refs import Latest, Ref, check_new_name
 from ...snapshot.cut.resolve import cut_at
 from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
+from ...state.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.schema import visible_columns
 from ...store.versions import apps, history, keys
 from ...store.versions.apps import Cloning
 from ...store.versions.kinds import INIT
-from ...store.versions.manifest import AppInfo, Origin
-from .mask_flow import still_shown
+from ...store.versions.manifest import AppInfo, Manifest, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +301,55 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
     if is_same and is_kept and not (ref.moves and has_run(target, existing)):
         return existing
     raise Refused(f"app {name!r} exists already under {target.url}, a clone of {description}", hint=hint)
+
+
+def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
+    """Yield a sentence for each place of a cut that shows, or may show, values of a masked column.
+
+    A column shows them if it has the masked column's name, or is computed from such a column, as `max("email")` is. A
+    program's function may also return the values under another name; so tables downstream of the masked one are listed.
+    """
+    hidden = {(mask.table, mask.column) for mask in masks.each}
+    for mask in masks.each:
+        masked, columns = f"{mask.table}.{mask.column}", _same_values(cut, mask)
+        shown = [text for column, text in columns.items() if column not in hidden]
+        if shown:
+            yield f"{masked} is masked, but by name the same values are in {', '.join(shown)}, which are not masked"
+        after = descendants(cut.stages, cut.tables[mask.table].stage)
+        named = {table for table, _ in columns}
+        uncertain = [name for name, at in cut.tables.items() if at.stage in after and name not in named]
+        if uncertain:
+            yield (
+                f"{', '.join(uncertain)} may have values of {masked} under other names, from functions of the program"
+            )
+
+
+def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
+    """Return the other columns that show a mask's values, by table and column, each with a description."""
+    names, columns = {mask.column}, dict[tuple[str, str], str]()
+    while True:
+        new = {
+            (table, name): f"{table}.{name}{f' ({description})' if (description := _description(at, name)) else ''}"
+            for table, at in cut.tables.items()
+            for name, sources in _columns(at)
+            if (table, name) not in columns
+            and (table, name) != (mask.table, mask.column)
+            and not names.isdisjoint(sources)
+        }
+        if not new:
+            return columns
+        columns |= new
+        names |= {name for _, name in new}
+
+
+def _columns(at: Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the visible columns of a version's table, each with its name and the columns it is computed from."""
+    assert at.table is not None  # noqa: S101  it is among a cut's tables
+    kind = kind_of(at.table.state).core if at.table.state else None
+    for column in (*at.table.key, *visible_columns(at.table)):
+        yield column.name, (column.name, *(kind.made_of(column.name) if kind is not None else ()))
+
+
+def _description(at: Manifest, column: str) -> str:
+    state = at.table.state if at.table is not None else None
+    return kind_of(state).columns.get(column, "") if state else ""

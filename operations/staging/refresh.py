@@ -72,7 +72,7 @@ def refresh(
             **options,
         )
 
-    note = codec.find(store, key, Refreshing)
+    note = _unfinished(store, name, dry_run=dry_run)
     if note is None:
         history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
@@ -84,32 +84,34 @@ def refresh(
         if dry_run:
             return plan
         note = codec.add(store, key, Refreshing(info, by, now_ms, source))
-    elif dry_run:
-        raise Refused(
-            f"clone {name!r} is being refreshed by {note.by}",
-            hint="without --dry-run, this command finishes that refresh",
-        )
-    existing, incomplete = apps.find_app(store, name), apps.find_cloning(store, name)
     topics: tuple[str, ...] = ()
-    if incomplete is None and existing is not None and existing != note.before and has_run(store, existing):
-        # An earlier refresh was complete except for its note; start a new one.
-        store.delete(key)
-        return refresh(
-            store,
-            name,
-            channels=channels,
-            cache=cache,
-            by=by,
-            now_ms=now_ms,
-            on_progress=on_progress,
-            **removing,
-        )
-    if incomplete is None and existing in (None, note.before):
+    if apps.find_cloning(store, name) is None and apps.find_app(store, name) in (None, note.before):
         topics = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
     plan = make_clone(note.before, note.source, left=topics)
     record_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan
+
+
+def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing | None:
+    """Return the note of an interrupted refresh, and delete one whose refresh was complete except for its note.
+
+    Raises `Refused` in a dry run if there is a note.
+    """
+    key = keys.refreshing(name)
+    if (note := codec.find(store, key, Refreshing)) is None:
+        return None
+    if dry_run:
+        raise Refused(
+            f"clone {name!r} is being refreshed by {note.by}",
+            hint="without --dry-run, this command finishes that refresh",
+        )
+    existing = apps.find_app(store, name)
+    is_new = existing is not None and existing != note.before and apps.find_cloning(store, name) is None
+    if existing is None or not is_new or not has_run(store, existing):
+        return note
+    store.delete(key)
+    return None
 
 
 def origin_of(store: ObjectStore, name: str) -> Origin:

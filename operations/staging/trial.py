@@ -47,11 +47,10 @@ from ...store.sst.hashing import KeyShare
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..maintenance.removal import Removal
-from ..program_changes.program import migrate_app, spark_of
+from ..program_changes import migrate_app, spark_of
 from .clone import ScratchClone
 from .clone_plan import Terms
-from .sample import sampled
-from .trial_plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan
+from .trial_plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan, sampled
 
 _PLACES = ("_partition", "_offset", "_row")
 

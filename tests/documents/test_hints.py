@@ -18,8 +18,8 @@ NOT_OURS = {"tests", "docs", "bench", "examples", "deploy", "build"}
 RAISED_BY = {
     "operations/from_spark/adopt/": ("adopt",),
     "operations/from_spark/attach/": ("attach",),
-    "operations/program_changes/": ("migrate",),
-    "operations/repair/rewind_offsets.py": ("reset",),
+    "operations/program_changes.py": ("migrate",),
+    "operations/repair/reset.py": ("reset",),
     "operations/repair/rewind_plan.py": ("rewind",),
     "operations/erasure/": ("forget",),
     "operations/exchange/iceberg/": ("export",),
@@ -27,7 +27,6 @@ RAISED_BY = {
     "operations/staging/refresh.py": ("clone refresh",),
     "operations/staging/promote": ("promote",),
     "operations/staging/trial": ("trial",),
-    "operations/staging/sample.py": ("trial",),
     "operations/staging/": ("clone",),
     **{
         f"operations/disaster_recovery/{file}": ("recover",) for file in ("recover", "drill", "fence", "mirror_offsets")

@@ -8,7 +8,7 @@ from uuid import uuid4
 import duckdb
 import pytest
 from slackwater.errors import Fenced, Refused
-from slackwater.operations.program_changes.program import migrate_file
+from slackwater.operations.program_changes import migrate_file
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.change.migrate import Migrated, lines

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from slackwater.operations.debugging.replay.compare import compare, sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.operations.program_changes.program import migrate_file
+from slackwater.operations.program_changes import migrate_file
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app

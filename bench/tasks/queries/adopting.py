@@ -133,7 +133,7 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
     import slackwater as sw
     from slackwater.operations.from_spark.adopt.adoption import Adoption
     from slackwater.operations.from_spark.adopt.mapping import mapping_of
-    from slackwater.operations.from_spark.attach.opened import opened
+    from slackwater.operations.from_spark.checkpoint.checkpoint import opened_alone
     from slackwater.snapshot.bisect.predicate import Where
     from slackwater.snapshot.bisect.search import bisect
     from slackwater.state.event_time import TimeRules
@@ -147,7 +147,7 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in values)
     table = Table((Column("k", "string"),), columns, 4, kind.stored)
     store, cache = open_store(str(folder)), SstCache(folder.parent / "cache", 4 << 30)
-    with opened(str(checkpoint), master="local[2]", conf={}) as found, _memory() as peak:
+    with opened_alone(str(checkpoint), master="local[2]", conf={}) as found, _memory() as peak:
         started = time.perf_counter()
         batches = found.available()
         first = Manifest("bench", "totals", 1, 1, "bench", 1, "init", {"t": Input("t", ())}, table=table, by="bench")

@@ -22,8 +22,7 @@ from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.program import LoadedProgram
-from .bad_commit import BadCommit
-from .other_batches import OtherBatches
+from .bad_commit import BadCommit, OtherBatches
 
 Flags = npt.NDArray[np.bool_]
 
@@ -106,7 +105,7 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
     """Replay earlier batches with the new program, and compare with what they committed."""
     note = f"the program changed at {change}"
     keys = _keys(bad, guilty)
-    replayed = num_reached = 0
+    replayed = 0
     different_ref = ""
     for after in _earlier(bad, change, keys):
         try:
@@ -122,7 +121,6 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
             continue
         replayed += 1
         old_rows, new_rows = (_rows(bad, version, keys) for version in (after, manifest))
-        num_reached += _wrote(bad, after, keys)
         if any(flags.any() for flags in unlike(old_rows, new_rows)):
             different_ref = different_ref or f"{after.stage}@v{after.version}"
     if different_ref:
@@ -177,11 +175,6 @@ def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> It
 
 def _seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> Numbers:
     return _look_up(bad, manifest, keys)[2]
-
-
-def _wrote(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> bool:
-    """Return True if a version wrote one of the keys."""
-    return keys is not None and bool((_seqs(bad, manifest, keys) == manifest.row_seq).any())
 
 
 def _rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table:

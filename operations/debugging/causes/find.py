@@ -12,13 +12,10 @@ from ....snapshot.bisect.predicate import Predicate
 from ....snapshot.bisect.verdict import Address, Guilty, Hop, Verdict
 from ..replay.program import LoadedProgram
 from ..replay.record import find_record
-from .absence import of_absence, of_other_rows
 from .bad_commit import BadCommit
 from .deploy import is_given, of_deploy, with_program_before
-from .duplicate import of_duplicate
-from .operation import of_edit, of_reset
-from .time import of_held_clock, of_no_record
-from .watermark import of_dropped, of_late_table
+from .event_time import of_dropped, of_held_clock, of_late_table, of_no_record
+from .input import of_absence, of_duplicate, of_edit, of_other_rows, of_reset
 
 
 def find_cause(

@@ -1,11 +1,41 @@
-"""A record as the guessed cause, for an attached Spark query whose batches cannot be replayed."""
+"""Finds the likely record behind a bad batch of an attached Spark query, among the records of its window.
 
-from __future__ import annotations
+The query's operator is not known, so nothing is replayed. A function from the source's rows to the operator's input
+shows which records of the window have a key that turned bad. If there are several, the record whose numbers are nearest
+to the change is returned as a guess.
+"""
 
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from ....errors import NotFound, Usage
+from ....pipeline.batch.rerun import records_of
+from ....pipeline.kafka.columns import Columns
 from ....pipeline.kafka.protocol import Kafka
+from ....pipeline.run.program import module_of
+from ....pipeline.spark.plans import hidden, with_records
+from ....pipeline.spark.session import spark_session
+from ....pipeline.spark.user_errors import as_user_error
 from ....snapshot.bisect.causes import Behind, Cause, unknown
-from ....snapshot.bisect.verdict import Verdict
-from ..replay.window_record import find_in_window, function_of
+from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, Verdict
+from ....snapshot.cut.lineage import Window
+from ....snapshot.diff.key_changes import KeyChanges
+from ....state.failing import RECORD
+from ....state.records import id_in, ranges
+from ....store.versions.manifest import Manifest
+from ..replay.program import REPLAY_CONF
+from ..replay.record import message_at
+
+_PATIENCE_S = 60.0
+Function = Callable[[DataFrame], DataFrame]
 
 
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
@@ -19,3 +49,133 @@ def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
         description = f"the one of {guilty.of_key:,} records with this key whose numbers are nearest to the change"
     sentence = f"a guess: {address} is the record behind it, {description}; batches of a Spark query cannot be replayed"
     return Behind(Cause("record", proved=False, sentence=sentence, record=address, records=(address,)), guilty)
+
+
+def function_of(code: str) -> Function:
+    """Return the function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` if the file fails."""
+    file, colon, name = code.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        raise Usage(
+            f"{code!r} names no function; expected FILE:FUNCTION",
+            hint="the function turns rows of the query's source into the input of its stateful operator",
+        )
+    module = module_of(file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [
+            attribute for attribute, value in vars(module).items() if callable(value) and not attribute.startswith("_")
+        ]
+        raise NotFound(f"function of {file}", name, functions)
+    return function  # type: ignore[no-any-return]
+
+
+def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty:
+    """Return the record of the bad commit's window that has its keys. Raises `Refused` if the function fails."""
+    stage, windows = verdict.stage, verdict.lineage.direct
+    try:
+        previous, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
+        if verdict.keys is None or not len(changed := verdict.keys.changed()):
+            raise CannotProve(f"it is not known which keys turned bad at {stage}@v{after.version}")
+        read = _window(kafka, previous, after)
+        if not read.num_rows:
+            raise CannotProve(f"{stage}@v{after.version} read no records of a Kafka topic")
+        rows = _rows(read, function)
+        candidates, key_row = _with_keys(rows, changed.keys)
+        if not len(candidates):
+            raise CannotProve("no record that the function keeps has one of these keys")
+    except (CannotProve, NotFound) as error:
+        return Guilty((), None, error.message, windows, None)
+    numbers = np.asarray(rows[RECORD])[candidates]
+    of_key = len(np.unique(numbers))
+    nearest = 0 if of_key == 1 else _nearest(rows.take(pa.array(candidates)), key_row, changed)
+    if nearest is None:
+        some = ", ".join(str(_address(read, int(number))) for number in np.unique(numbers)[:3])
+        reason = f"{of_key:,} records of the batch have the key, and none stands out: {some}, …"
+        return Guilty((), None, reason, windows, None, of_key=of_key)
+    number = int(numbers[nearest])
+    address = _address(read, number)
+    window = Window(address.topic, address.partition, address.offset, address.offset + 1)
+    message = message_at(kafka, address, id_in(after, address.topic), _PATIENCE_S)
+    return Guilty((), message, "", (window,), changed.take(key_row[[nearest]]), of_key=of_key)
+
+
+def _window(kafka: Kafka, previous: Manifest | None, after: Manifest) -> pa.Table:
+    """Return the messages that a version read, with the columns of Spark's Kafka source."""
+    parts = list[pa.RecordBatch]()
+    for name, end in sorted(after.inputs.items()):
+        start = previous.inputs.get(name) if previous is not None else None
+        if kafka_has(kafka, end.topic):
+            for part in ranges(start.offsets if start is not None else (), end.offsets):
+                span = (end.topic, part.partition, part.first, part.last)
+                chunks = kafka.read(*span, patience_s=_PATIENCE_S, topic_id=end.topic_id)
+                parts += (Columns(messages).source() for messages in chunks)
+    return pa.Table.from_batches(parts) if parts else pa.table({})
+
+
+def kafka_has(kafka: Kafka, topic: str) -> bool:
+    """Return True if the topic exists; a source of the query may be something else than a topic."""
+    try:
+        kafka.offsets(topic)
+    except NotFound:
+        return False
+    return True
+
+
+def _rows(read: pa.Table, function: Function) -> pa.Table:
+    """Return the function's rows for these messages, each with the number of its message as `RECORD`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="slackwater-window-", ignore_cleanup_errors=True) as folder,
+        spark_session("slackwater bisect", master="local[*]", conf=REPLAY_CONF) as spark,
+    ):
+        records = records_of(spark, read, np.arange(read.num_rows), Path(folder) / "records")
+        shown = hidden(records)
+        with as_user_error("the function"):
+            frame = with_records(function(shown), [shown])
+            if frame is None:
+                raise CannotProve("the function mixes records: each row must come from one record, without groupBy")
+            return frame.toArrow()
+
+
+def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the indexes of rows that have one of the keys, in the columns that both have, and the index of the key."""
+    named = {name.casefold(): name for name in rows.column_names}
+    shared = [name for name in keys.column_names if name.casefold() in named]
+    if not shared:
+        raise CannotProve(f"the function's rows have none of the key's columns: {', '.join(keys.column_names)}")
+    row_keys = pa.table({name: rows[named[name.casefold()]].cast(keys[name].type) for name in shared})
+    numbered_rows = row_keys.append_column("_row", pa.array(np.arange(rows.num_rows)))
+    numbered_keys = keys.select(shared).append_column("_key", pa.array(np.arange(keys.num_rows)))
+    matches = numbered_rows.join(numbered_keys, keys=shared, join_type="inner").sort_by("_row")
+    return np.asarray(matches["_row"]), np.asarray(matches["_key"])
+
+
+def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
+    """Return the index of the row whose number is nearest to the change of its key; None for a tie.
+
+    Of the key's numbers, the one with the largest relative change is used.
+    """
+    sides = [np.array([*_numbers(side)]) for side in (changed.before, changed.after)]
+    if not sides[0].size:
+        return None
+    values_before, values_after = np.nan_to_num(sides[0]), np.nan_to_num(sides[1])
+    most = np.argmax(np.abs(values_after - values_before) / np.maximum(np.abs(values_before), 1), axis=0)
+    was, now = (side[most, np.arange(side.shape[1])][key_row] for side in (values_before, values_after))
+    distances = np.full(rows.num_rows, np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for values in _numbers(rows):
+            for target in (now - was, now):
+                distances = np.fmin(distances, np.where(target == 0, np.inf, np.abs(values - target) / np.abs(target)))
+    nearest, next_one = np.partition(distances, 1)[:2]
+    return int(np.argmin(distances)) if nearest < 0.5 and nearest < 0.5 * next_one else None
+
+
+def _numbers(rows: pa.Table) -> Iterator[npt.NDArray[np.float64]]:
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        kind = column.type
+        if name != RECORD and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            yield np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+
+
+def _address(read: pa.Table, number: int) -> Address:
+    row: Mapping[str, Any] = read.select(["topic", "partition", "offset"]).slice(number, 1).to_pylist()[0]
+    return Address(row["topic"], row["partition"], row["offset"])

@@ -35,8 +35,7 @@ from ..replay.compare import sent_rows
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
 from .arrangements import Arrangement, Batch, Came, Rows, as_read, in_another_order, in_batches, last_first
-from .differences import Differences, differences
-from .outcomes import RunOutcome, committed, outcome
+from .outcomes import Differences, RunOutcome, committed, differences, outcome
 
 _SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
 _FEW, _MOST_PARTS = 7, 100

@@ -1,14 +1,16 @@
 """Search for the first bad record of a batch: the shortest bad prefix in the app's order ends with that record.
 
-The order is that of the commits that read records of users' topics, and within a batch that of `order.py`. Each test
-evaluates the bad moment with only some of these records, through all stages between. First whole batches are tried,
-stage by stage upstream, then records.
+The order is that of the commits that read records of users' topics. Within a batch, records are ordered by offset in a
+partition, and by time between partitions; message times may go back within a partition, so a record counts as late as
+the latest one before it. Each test evaluates the bad moment with only some of these records, through all stages
+between. First whole batches are tried, stage by stage upstream, then records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,7 +19,6 @@ from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.verdict import Address, NoRecord
 from ....state.failing import first_turn, last_turn, smallest, turning_point
 from .batches import InputPart
-from .order import Ordered, in_order
 from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole
 
 _MOST = 20
@@ -250,3 +251,35 @@ class RecordSearch(BadBatch):
                     part, number = queue[int(lane_positions[turning_point(len(lane_positions), is_bad)])]
                     yield part.batch.address(number)
                     break
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Records in the app's order. Arrays have one element per record."""
+
+    order: Numbers
+    """Index of each record in the input arrays."""
+    times_ms: Numbers
+    """Sort key: the latest time in the record's partition up to the record."""
+    lanes: Numbers
+    """Number of the record's topic partition; records of different lanes with the same time have no order."""
+
+    def tied(self, at: int) -> dict[int, Numbers]:
+        """Return the positions of records with the same time as the one at `at`, by lane, its own lane included."""
+        same = np.flatnonzero(self.times_ms == self.times_ms[at])
+        return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
+
+
+def in_order(times_ms: Numbers, topics: Numbers, partitions: Numbers, offsets: Numbers, rows: Numbers) -> Ordered:
+    """Sort one batch's records into the app's order; `topics` are topic numbers, `rows` row numbers in messages."""
+    by_place = np.lexsort((rows, offsets, partitions, topics))
+    begins = np.append(True, (np.diff(topics[by_place]) != 0) | (np.diff(partitions[by_place]) != 0))[: len(by_place)]
+    lanes = np.empty(len(by_place), np.int64)
+    latest = np.empty(len(by_place), np.int64)
+    starts = [*np.flatnonzero(begins).tolist(), len(by_place)]
+    for lane, (start, end) in enumerate(pairwise(starts)):
+        positions = by_place[start:end]
+        lanes[positions] = lane
+        latest[positions] = np.maximum.accumulate(times_ms[positions])
+    order = np.lexsort((rows, offsets, lanes, latest))
+    return Ordered(order, latest[order], lanes[order])

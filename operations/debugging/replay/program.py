@@ -9,7 +9,7 @@ import ast
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -23,7 +23,10 @@ from ....pipeline.api.stage import Stage
 from ....pipeline.batch.schemas import Shape, shapes
 from ....pipeline.kafka.archived import archived
 from ....pipeline.kafka.protocol import Kafka
+from ....pipeline.run.claim import program_of
+from ....pipeline.run.program import load_app
 from ....pipeline.spark.session import spark_session
+from ....snapshot.bisect.verdict import Verdict
 from ....store.objects.local import LocalStore
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
@@ -123,3 +126,24 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _codes(inner)
+
+
+@contextmanager
+def open_programs(
+    store: ObjectStore, cache: SstCache, kafka: Kafka, verdict: Verdict, files: Sequence[str | Path]
+) -> Iterator[list[LoadedProgram]]:
+    """Load these files as programs of the verdict's app; the program that ran the bad batch comes first.
+
+    The checksum in the bad commit identifies that program; if none matches, the first file counts as the program.
+    Raises as `load_app`, `open_program` and `shapes` do.
+    """
+    ran = verdict.bad.stages[verdict.stage].program
+    apps = [load_app(str(file), name=verdict.app) for file in files]
+
+    def is_another(app: App) -> bool:
+        now = program_of(app)
+        return ran is None or now is None or now.checksum != ran.checksum
+
+    first, *other_apps = sorted(apps, key=is_another)
+    with open_program(first, store, cache, kafka) as program:
+        yield [program, *(replace(program, app=app, shapes=shapes(app, program.spark)) for app in other_apps)]

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ....errors import Gone
 from ....pipeline.batch.rerun import Numbers
+from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.predicate import Context, OfAllTables, Predicate
 from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
@@ -118,7 +119,9 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int
         reason = f"cannot trace {address} to the records that {part.upstream}@v{part.version} made it from"
     if not reason:
         try:
-            source_message = _message(program, address, id_in(part.batch.replay.after, address.topic))
+            source_message = message_at(
+                program.kafka, address, id_in(part.batch.replay.after, address.topic), program.patience_s
+            )
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
@@ -387,9 +390,10 @@ _RECORDS = pa.schema(
 )
 
 
-def _message(program: LoadedProgram, address: Address, topic_id: str) -> SourceMessage:
+def message_at(kafka: Kafka, address: Address, topic_id: str, patience_s: float) -> SourceMessage:
+    """Return the message at an address. Raises `Gone` if Kafka no longer has it."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
-    for (message,) in program.kafka.read(*where, patience_s=program.patience_s, topic_id=topic_id):
+    for (message,) in kafka.read(*where, patience_s=patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
         return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")

@@ -25,7 +25,7 @@ from ..checkpoint import checkpoint as reader
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
 from .adoption import Adopted, AdoptedBatch, Adoption, adopted_before
 from .attached import AttachedHistory
-from .columns import MappedColumn
+from .buffers import MappedColumn
 from .mapping import mapping_of
 
 

@@ -5,12 +5,15 @@ Spark's; then the app gets its identity and the note is deleted. A repeated call
 adoption fails, all of it is deleted.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
@@ -19,19 +22,21 @@ from ....snapshot.take.audit_log import record_once
 from ....snapshot.under_way.exclusion import Intent, check_exclusion
 from ....state.event_time import TimeRules
 from ....state.kinds.kind import kind_of
+from ....store.compaction.merge import merged_rows
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import ttl
+from ....store.sst.hashing import digests, normalise_keys
+from ....store.sst.schema import arrow_schema
 from ....store.sst.ttl import BEFORE_ALL_MS
 from ....store.versions import apps, codec, history, keys
 from ....store.versions.amend import Amendment, amend, newest
-from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Output, Sst
+from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Output, Sst, Table
 from ...maintenance.compact import StageCompactor
 from ..attach.rows import RowWriter
 from ..attach.steps import MOST_BATCHES
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint, ReadableTable
-from .checksum import Checksum, of_rows, of_version
-from .columns import MappedColumn
+from .buffers import MappedColumn
 
 
 class AdoptedRows(Protocol):
@@ -336,3 +341,40 @@ def _identity(draft: Manifest) -> dict[str, object]:
     return {
         name: getattr(draft, name) for name in ("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """Checksum of rows with all columns of a table, internal ones included."""
+
+    rows: int = 0
+    sum: int = 0
+    """Sum of the rows' hashes, modulo 2^64."""
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows, checksum {self.sum:016x}"
+
+
+def of_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
+    """Return the checksum of rows with a table's columns."""
+    schema, key = arrow_schema(table.columns), [column.name for column in table.key]
+    count = total = 0
+    for part in rows:
+        for batch in normalise_keys(part.select(schema.names).cast(schema), key).combine_chunks().to_batches():
+            count += batch.num_rows
+            # Unsigned sums wrap around.
+            total += int(digests(batch.to_struct_array()).sum(dtype=np.uint64))
+    return Checksum(count, total % (1 << 64))
+
+
+def of_version(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
+    """Return the checksum of a version's rows."""
+    table = version.table
+    assert table is not None  # noqa: S101  callers pass versions with a table
+    partitions = range(table.partitions)
+    stored = (
+        part
+        for partition in partitions
+        for part in merged_rows(store, cache, version.ssts, table, partition, version.clock_ms)
+    )
+    return of_rows(stored, table)

@@ -19,7 +19,7 @@ from ....store.sst.schema import OP, TOMBSTONE
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ....store.versions.side_tables import table_name, table_of
-from ..attach.tables import declared, tables_in
+from ..attach.rows import declared, tables_in
 from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, ReadableTable
 
 

@@ -17,12 +17,10 @@ from ....state.kinds.kind import Bound, Kind, kind_of
 from ....state.kinds.pandas_state import PandasState
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table, is_internal
-from ..attach.tables import fitting
+from ..attach.rows import fitting
 from ..checkpoint.protocol import DELETED, ReadableTable, times_out
-from .buffers import aggregates
-from .columns import ColumnSearch, MappedColumn, by_name_or_place, with_deleted
-from .grouped import Grouped
-from .lists import joined, sessions
+from .buffers import ColumnSearch, MappedColumn, aggregates, by_name_or_place, with_deleted
+from .grouped import Grouped, joined, sessions
 from .variables import processed
 
 _DISTINCT = ("distinct", "distinct-within-watermark")

@@ -13,7 +13,7 @@ from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
-from .columns import Array, ColumnSearch, MappedColumn, by_name_or_place
+from .buffers import Array, ColumnSearch, MappedColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
@@ -30,14 +30,7 @@ def processed(
         keeps = states[0].kind
         search.problems.append(f"{kind} requires a class of transformWithState, but the query has the operator {keeps}")
         return None
-    by_name = {state.name: state for state in states}
-    missing = [name for name in kind.variables if name not in by_name]
-    if len(missing) == 1 and "" in by_name:
-        # The query's first table has no name.
-        by_name[missing.pop()] = by_name.pop("")
-    search.problems += [f"state variable {name!r} is missing in the query" for name in missing]
-    extra = by_name.keys() - kind.variables.keys() - {TIMERS}
-    search.problems += [f"state variable {name!r} of the query is missing in the class" for name in sorted(extra)]
+    by_name = _states_by_name(kind, states, search)
     types = {column.name: column.type for column in arrow_schema(table.values)}
     parts = [
         _variable(name, variable, types[name], by_name[name], table, search)
@@ -48,21 +41,41 @@ def processed(
         parts.append(_timers(by_name[TIMERS], table, search))
     if search.problems:
         return None
-    dues = [f"p{number}.{_AT}" for number, part in enumerate(parts) if any(name == _AT for name, _ in part.per_key)]
+    return Grouped(tuple(parts), table, _values(parts, table), _reported(parts, table))
+
+
+def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: ColumnSearch) -> dict[str, ReadableTable]:
+    """Return the tables of the query by variable, after noting variables that only one side has."""
+    by_name = {state.name: state for state in states}
+    missing = [name for name in kind.variables if name not in by_name]
+    if len(missing) == 1 and "" in by_name:
+        # The query's first table has no name.
+        by_name[missing.pop()] = by_name.pop("")
+    search.problems += [f"state variable {name!r} is missing in the query" for name in missing]
+    extra = by_name.keys() - kind.variables.keys() - {TIMERS}
+    search.problems += [f"state variable {name!r} of the query is missing in the class" for name in sorted(extra)]
+    return by_name
+
+
+def _values(parts: Sequence[KeyPart], table: Table) -> tuple[tuple[str, str], ...]:
+    """Return the table's value columns with their SQL expressions over the parts' results."""
     values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _AT]
-    mapped = {name for name, _ in values}
-    values += [(column.name, "NULL") for column in table.values if column.name not in mapped and column.name != DUE]
-    if DUE in types:
+    mapped = {name for name, _ in values} | {DUE}
+    values += [(column.name, "NULL") for column in table.values if column.name not in mapped]
+    if any(column.name == DUE for column in arrow_schema(table.values)):
+        dues = [f"p{number}.{_AT}" for number, part in enumerate(parts) if any(name == _AT for name, _ in part.per_key)]
         values.append((DUE, f"least({', '.join(dues)})" if dues else "NULL"))
-    reported = [
-        mapped_column
-        for mapped_column in parts[0].columns
-        if mapped_column.column in {column.name for column in table.key}
-    ]
+    return tuple(values)
+
+
+def _reported(parts: Sequence[KeyPart], table: Table) -> tuple[MappedColumn, ...]:
+    """Return the mapped columns to report: those of the key, and a variable for each part."""
+    key_names = {column.name for column in table.key}
+    reported = [column for column in parts[0].columns if column.column in key_names]
     for part in parts:
         value_names = part.state.values.names or part.state.key.names[-1:]
         reported.append(MappedColumn(part.per_key[0][0], tuple(value_names), lambda rows: rows, "the variable"))
-    return Grouped(tuple(parts), table, tuple(values), tuple(reported))
+    return tuple(reported)
 
 
 def _variable(

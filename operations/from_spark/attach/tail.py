@@ -25,9 +25,8 @@ from ....store.versions.amend import Amendment, amend
 from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Sst, Table
 from ....store.versions.side_tables import table_name, table_of
 from ..checkpoint.protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
-from .rows import RowWriter
+from .rows import RowWriter, agreed, declared, tables_in, with_tables
 from .steps import Changes, at_once, next_step
-from .tables import agreed, declared, tables_in, with_tables
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
 _MAX_MISSES = 8

@@ -20,17 +20,16 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from ....common.whole_file import temporary_folder
 from ....errors import NotFound, ObjectNotFound, Refused
+from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ....store.versions.column_types import in_backticks
-from .changelogs import Changelog, codec_of, delimiter_of, is_plain, joined, records_in
-from .damage import check_all, root_of
+from .changelogs import Changelog, changed, codec_of, delimiter_of, is_list, is_plain, is_read_here, joined, records_in
 from .files import CheckpointFiles
 from .places import own_place, place
 from .protocol import DELETED, ReadableBatch, ReadableTable
-from .state_files import StoreFolder
+from .state_files import StoreFolder, check_all, root_of
 from .tables import StateTable, has, rebuilt, state_table
 from .unsafe_rows import UnknownLayout
-from .written import changed, is_list, is_read_here
 
 _STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
@@ -56,6 +55,17 @@ def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
     """
     with temporary_folder() as folder:
         yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
+
+
+@contextmanager
+def opened_alone(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator["Checkpoint"]:
+    """Open a query's checkpoint with a Spark session of its own. Raises the errors of `opened`."""
+    check_there(where)
+    with (
+        spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
+        opened(where, spark) as checkpoint,
+    ):
+        yield checkpoint
 
 
 class Checkpoint:

@@ -15,13 +15,21 @@ from pathlib import Path
 
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
 from ....store.objects.many import many
-from .before_4 import metadata_before_4
-from .damage import check_sum
 from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, non_kafka_of, offsets, offsets_of, query_id
-from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_of, operator_in
+from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_before_4, metadata_of, operator_in
 from .places import Readable
 from .protocol import ReadableBatch
-from .state_files import StateFile, StoreFolder, families_in, lacking, named_in, state_file, whole_of, whole_versions
+from .state_files import (
+    StateFile,
+    StoreFolder,
+    check_sum,
+    families_in,
+    lacking,
+    named_in,
+    state_file,
+    whole_of,
+    whole_versions,
+)
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"

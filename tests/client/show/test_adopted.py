@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow as pa
 from slackwater.client.show import programs as shown
 from slackwater.operations.from_spark.adopt.adopting import AdoptionPlan
-from slackwater.operations.from_spark.adopt.adoption import Adopted
-from slackwater.operations.from_spark.adopt.checksum import Checksum
+from slackwater.operations.from_spark.adopt.adoption import Adopted, Checksum
 from slackwater.operations.from_spark.adopt.mapping import mapping_of
 from slackwater.operations.from_spark.adopt.shadow import ShadowBatch
 from slackwater.snapshot.diff.key_changes import KeyChanges

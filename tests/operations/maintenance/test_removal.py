@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.common import instants
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
-from slackwater.operations.maintenance.protection import find, protect
-from slackwater.operations.maintenance.removal import Contents, Removal, Removed, remove_app
+from slackwater.operations.maintenance.removal import Contents, Removal, Removed, protect, protection_of, remove_app
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -283,7 +282,7 @@ def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protec
     collect(app.store, "next", Retention(versions=1), by="t")
     gone(app)
     assert keys_of(app.store, "flights/") == {"flights/removed.json", "flights/protected.json"}  # type: ignore[arg-type]
-    assert find(app.store, "next") is not None
+    assert protection_of(app.store, "next") is not None
     assert rows_of(fresh(app.store), taking_over.heads["carriers"]) == taking_over.state["carriers"]
     assert verify(app.store, "next", now_ms=app.clock.now_ms).differences == ()
     with pytest.raises(

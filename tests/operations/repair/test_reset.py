@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.operations.repair.reset import ResetDone, reset
-from slackwater.operations.repair.rewind_offsets import Scenario, scopes, span_ms
+from slackwater.operations.repair.reset import ResetDone, Scenario, reset, scopes, span_ms
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change.migrate import check_newest

@@ -9,8 +9,7 @@ from slackwater.operations.erasure.family import KeysAsked
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.erasure.key_fields import DeclaredFields
 from slackwater.operations.exchange.export import export_folder
-from slackwater.operations.maintenance.protection import Protection
-from slackwater.operations.maintenance.removal import Removal, remove_app
+from slackwater.operations.maintenance.removal import Protection, Removal, remove_app
 from slackwater.operations.staging.refresh import Refreshing
 from slackwater.snapshot.change.migrate import carry_out
 from slackwater.snapshot.change.stages import RetryRequest

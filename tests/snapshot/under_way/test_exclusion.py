@@ -20,9 +20,8 @@ from slackwater.operations.erasure.forget import forget
 from slackwater.operations.maintenance.archive_fill import fill
 from slackwater.operations.maintenance.compact import AppCompactor
 from slackwater.operations.maintenance.removal import Removal, remove_app
-from slackwater.operations.repair.reset import reset
+from slackwater.operations.repair.reset import Scenario, reset
 from slackwater.operations.repair.rewind import rewind
-from slackwater.operations.repair.rewind_offsets import Scenario
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.promote import promote
 from slackwater.operations.staging.refresh import refresh

@@ -12,8 +12,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.operations.debugging.check.differences import differences
-from slackwater.operations.debugging.check.outcomes import RunOutcome, outcome
+from slackwater.operations.debugging.check.outcomes import RunOutcome, differences, outcome
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.batch.schemas import Shape

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.debugging.replay.order import in_order
+from slackwater.operations.debugging.replay.first import in_order
 
 RECORDS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(0, 1), st.integers(0, 8)),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from slackwater.errors import NotFound, Usage
-from slackwater.operations.debugging.replay.window_record import find_in_window, function_of
+from slackwater.operations.debugging.causes.window import find_in_window, function_of
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.bisect.search import bisect

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
-from slackwater.operations.exchange.document import Export, ExportedChannel, ExportedTable, File
+from slackwater.operations.exchange.export import Export, ExportedChannel, ExportedTable, File
 from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Output, Table
 
 PAGE = (Path(__file__).parents[4] / "docs" / "leaving.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from slackwater.operations.exchange.document import DOCUMENT
+from slackwater.operations.exchange.export import DOCUMENT
 from slackwater.store.read.cache import SstCache
 
 from tests.models.profiles import crash_points

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.adopt.adoption import Adoption
-from slackwater.operations.from_spark.adopt.checksum import of_rows, of_version
+from slackwater.operations.from_spark.adopt.adoption import Adoption, of_rows, of_version
 from slackwater.operations.from_spark.adopt.mapping import mapping_of
 from slackwater.operations.from_spark.adopt.program_text import program_text
 from slackwater.operations.from_spark.checkpoint.checkpoint import opened

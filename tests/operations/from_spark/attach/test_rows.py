@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.operations.from_spark.attach import rows as comparing
-from slackwater.operations.from_spark.attach.rows import RowWriter
-from slackwater.operations.from_spark.attach.tables import declared
+from slackwater.operations.from_spark.attach.rows import RowWriter, declared
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.schema import arrow_schema

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from slackwater.operations.from_spark.attach.rows import declared
 from slackwater.operations.from_spark.attach.steps import KEEPS_UP
-from slackwater.operations.from_spark.attach.tables import declared
 from slackwater.operations.from_spark.checkpoint.checkpoint import opened
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

@@ -7,7 +7,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.attach.tables import declared
+from slackwater.operations.from_spark.attach.rows import declared
 from slackwater.operations.from_spark.attach.tail import Tail
 from slackwater.operations.from_spark.checkpoint.checkpoint import opened
 from slackwater.store.objects.memory import MemoryStore

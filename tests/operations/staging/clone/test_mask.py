@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import ClonePlan, Terms
-from slackwater.operations.staging.mask_flow import still_shown
+from slackwater.operations.staging.clone_plan import ClonePlan, Terms, still_shown
 from slackwater.snapshot.change.copies import ColumnMask, Masks
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.state.kinds import aggregate, join, update, upsert

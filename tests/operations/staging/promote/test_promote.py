@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.maintenance.removal import remove_app
-from slackwater.operations.program_changes.program import migrate_app
+from slackwater.operations.program_changes import migrate_app
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.promote import _Watch
 from slackwater.operations.staging.promote_plan import plan

@@ -14,7 +14,7 @@ import pytest
 import slackwater as sw
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused, Usage
-from slackwater.operations.staging.sample import Sample, sampled, up_to
+from slackwater.operations.staging.trial_plan import Sample, sampled, up_to
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app

@@ -9,28 +9,28 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 from ulid import ULID
 
-from ...common import instants
-from ...errors import NotFound
-from ...pipeline.api.app import App
-from ...pipeline.batch.schemas import Shape, ddl_of, shapes
-from ...pipeline.kafka.channels import KafkaChannels
-from ...pipeline.kafka.open import open_kafka, wait_for
-from ...pipeline.listener import Listener
-from ...pipeline.run.claim import Claimer, check_program
-from ...pipeline.run.options import Options
-from ...pipeline.run.program import load_app
-from ...pipeline.spark.conf import on_path
-from ...pipeline.spark.session import running_session, spark_session
-from ...snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
-from ...snapshot.cut import replicas
-from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import whoami
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...state.fits import Declared, DeclaredStage
-from ...store.objects.open import open_store
-from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps
-from ...store.versions.manifest import Input
+from ..common import instants
+from ..errors import Usage
+from ..pipeline.api.app import App
+from ..pipeline.batch.schemas import Shape, ddl_of, shapes
+from ..pipeline.kafka.channels import KafkaChannels
+from ..pipeline.kafka.open import open_kafka, wait_for
+from ..pipeline.listener import Listener
+from ..pipeline.run.claim import Claimer, check_program
+from ..pipeline.run.options import Options
+from ..pipeline.run.program import load_app
+from ..pipeline.spark.conf import on_path
+from ..pipeline.spark.session import running_session, spark_session
+from ..snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
+from ..snapshot.cut import replicas
+from ..snapshot.cut.moments import heads_of, stages_of
+from ..snapshot.take.audit_log import whoami
+from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ..state.fits import Declared, DeclaredStage
+from ..store.objects.open import open_store
+from ..store.objects.protocol import ObjectStore
+from ..store.versions import apps
+from ..store.versions.manifest import Input
 
 
 def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
@@ -91,7 +91,10 @@ def migrate_app(
         # The program declares the first offsets of inputs that are new to a stage.
         if not options.kafka:
             unread = ", ".join(plan.unread)
-            raise NotFound("Kafka", "brokers", hint=f"{unread} would read a topic from its beginning: add --kafka")
+            raise Usage(
+                f"no Kafka configured, needed for the first offsets of {unread}",
+                hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
+            )
         wait_for(kafka := open_kafka(options.kafka), options.patience_s)
         renamed, writer = replicas.topics_of(store, info), str(ULID())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)

@@ -1,0 +1,256 @@
+"""Time as the cause: rows that expired or fell due without a record, late records, and what moved the watermark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from ....common.instants import iso
+from ....errors import SlackwaterError
+from ....snapshot.bisect.causes import MOST_KEYS, Cause
+from ....snapshot.bisect.verdict import Address, Guilty, NoRecord
+from ....state.failing import RECORD, turning_point
+from ....store.sst.arrow_types import python_rows
+from ....store.sst.schema import event_ms
+from ....store.sst.ttl import BEFORE_ALL_MS, by_write_time
+from ....store.versions import history
+from ....store.versions.manifest import Manifest
+from ..replay.stage_replay import StageReplay
+from .bad_commit import BadCommit
+
+
+def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
+    """Return the cause of a batch that is bad with none of its records. Raises as a replay does."""
+    after = history.read(bad.program.store, bad.verdict.app, finding.stage, finding.version)
+    if finding.expired.num_rows:
+        table = after.table
+        by = "write time" if table is not None and by_write_time(table.ttl) else "event time"
+        return _cause(finding, finding.expired, "expired", by, finding.clock_ms, None)
+    span, mover = finding.due_ms, None
+    if finding.by == "watermark" and span[1] is not None:
+        mover = mover_of_watermark(bad, finding.stage, finding.version - 1, span[1])
+    return _cause(finding, finding.fell_due, "fell due", finding.by, span, mover)
+
+
+def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return the cause that rows expired as event time advanced; None if the batch is bad with the old clock too.
+
+    The suspected record is the one that moved the clock.
+    """
+    commit = bad.commit
+    previous = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
+    table = commit.table
+    if previous is None or table is None or table.ttl is None or not table.ttl.column or guilty.message is None:
+        return None
+    if commit.clock_ms <= previous.clock_ms or previous.clock_ms == BEFORE_ALL_MS:
+        return None
+    if bad.bad_with(replace(commit, clock_ms=previous.clock_ms)):
+        return None
+    keys = bad.verdict.keys
+    expired_keys = keys.keys if keys is not None and keys.named else pa.table({})
+    mover = Mover(commit.stage, commit.version, guilty.message.address)
+    finding = NoRecord(
+        commit.stage, commit.version, expired_keys, expired_keys, (previous.clock_ms, commit.clock_ms), (None, None)
+    )
+    return _cause(finding, expired_keys, "expired", "event time", finding.clock_ms, mover)
+
+
+def _cause(
+    finding: NoRecord, rows: pa.Table, event: str, by: str, span: tuple[int | None, int | None], mover: Mover | None
+) -> Cause:
+    keys = finding.keys.keys if finding.keys is not None and len(finding.keys) else rows
+    keys = keys.drop_columns([name for name in ("time",) if name in keys.column_names and keys is rows])
+    count = rows.num_rows or keys.num_rows
+    rows_text = (
+        f"{count:,} {'row' if count == 1 else 'rows'} of {finding.stage}@v{finding.version}"
+        if count
+        else f"rows of {finding.stage}"
+    )
+    start, end = (_time(at) for at in span)
+    moved_by: Address | None = mover.record if mover is not None else None
+    by_whom = f"; {moved_by} advanced it, read by {mover.stage}@v{mover.version}" if mover and moved_by else ""
+    passed = {"watermark": "its watermark", "clock": "the clock", "write time": "the clock", "event time": "event time"}
+    since = f" from {start}" if start is not None else ""
+    return Cause(
+        "time",
+        proved=True,
+        sentence=f"no record is the cause: {rows_text} {event} when {passed[by]} advanced{since} to {end}{by_whom}",
+        evidence={
+            "stage": finding.stage,
+            "version": finding.version,
+            "by": by,
+            "from": start,
+            "to": end,
+            "keys": python_rows(keys.slice(0, MOST_KEYS)) if keys.num_columns else [],
+            "num_keys": count,
+            "moved_version": f"{mover.stage}@v{mover.version}" if mover is not None else None,
+            "moved_by": str(moved_by) if moved_by is not None else None,
+        },
+    )
+
+
+def _time(at_ms: int | None) -> str | None:
+    return None if at_ms is None or at_ms == BEFORE_ALL_MS else iso(at_ms, "milliseconds")
+
+
+def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return the cause of a late row that the predicate selects; None if no stage on the path has late rows."""
+    if guilty.message is None:
+        return None
+    for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
+        late = bad.program.app.stages[hop.stage].late
+        reader = bad.program.app.stages.get(below.stage)
+        if late is not None and reader is not None and late.name in reader.inputs:
+            replay = bad.replay(hop.stage, hop.version)
+            records = bad.addresses(guilty) or (guilty.message.address,)
+            return _late_cause(bad, replay, _late_of(replay), guilty.message.address, records)
+    return None
+
+
+def of_dropped(bad: BadCommit) -> Cause | None:
+    """Return the cause that rows of the bad batch were dropped as late; None if the batch is bad with them too."""
+    commit = bad.commit
+    if commit.event_time is None or not commit.event_time.late or commit.table is None:
+        return None
+    replay = bad.replay(commit.stage, commit.version)
+    # Without a watermark, no row is late.
+    in_time = replay.based_on(replace(replay.before, event_time=None))
+    if bad.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
+        return None
+    late, first = _late_of(replay), None
+    if replay.knows_records and late.num_rows:
+        first = bad.source_of(replay, int(np.min(late[RECORD].to_numpy())))
+    return _late_cause(bad, replay, late, first, ())
+
+
+def _late_of(replay: StageReplay) -> pa.Table:
+    """Return the late rows of a batch."""
+    return replay.step.split_late(replay.rows())[1]
+
+
+def _late_cause(
+    bad: BadCommit, replay: StageReplay, late: pa.Table, first: Address | None, records: tuple[Address, ...]
+) -> Cause:
+    previous: Manifest = replay.before
+    at_ms = previous.watermark_ms
+    end_ms = _latest_end(replay, late)
+    # The row became late when the watermark first passed its end.
+    mover = mover_of_watermark(bad, previous.stage, previous.version, end_ms) if end_ms is not None else None
+    moved = mover.record if mover is not None else None
+    stage = f"{replay.after.stage}@v{replay.after.version}"
+    fact = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
+    moved_text = f"; {moved} had advanced it" if moved is not None else ""
+    moved_version = f"{mover.stage}@v{mover.version}" if mover is not None else None
+    read_text = f", read by {moved_version}" if moved is not None else ""
+    watermark = iso(at_ms, "milliseconds") if at_ms is not None else None
+    return Cause(
+        "watermark",
+        proved=True,
+        sentence=f"{fact}: the watermark was {watermark or 'not known'} already{moved_text}{read_text}",
+        record=first if records else None,
+        records=records,
+        evidence={
+            "late": str(first) if first is not None else None,
+            "watermark": watermark,
+            "moved_version": moved_version,
+            "moved_by": str(moved) if moved is not None else None,
+        },
+    )
+
+
+def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
+    """Return the end of the first late row's window, or its event time; None if the row has neither."""
+    if RECORD in late.column_names and late.num_rows:
+        late = late.filter(pc.equal(late[RECORD], int(np.min(late[RECORD].to_numpy()))))
+    ends = []
+    for name in replay.shape.late_by:
+        column = late[name]
+        end = pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
+        ends.append(pc.max(end.cast(pa.int64())).as_py())
+    present = [end for end in ends if end is not None]
+    return -(-min(present) // 1000) if present else None
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """The record and version that moved the watermark."""
+
+    stage: str
+    """Stage whose function defines the watermark."""
+    version: int
+    record: Address | None
+    """First record of the version with an event time that late; None if not known."""
+
+
+def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
+    """Return what moved a stage's watermark to a time, up to a version; None if no longer known.
+
+    Follows the watermark upstream to the stage whose function defines it, and replays that version. Reads a few
+    manifests by binary search.
+    """
+    store, app = bad.program.store, bad.verdict.app
+    read, first = partial(history.find, store, app), partial(history.first_version, store, app)
+
+    def is_before(manifest: Manifest) -> bool:
+        return manifest.watermark_ms is None or manifest.watermark_ms < to_ms
+
+    after = history.find(store, app, stage, version)
+    if after is None or is_before(after):
+        return None
+    last = history.newest_where(read, first, after, is_before)
+    version_moved = history.find(store, app, stage, last.version + 1 if last is not None else first(stage))
+    if version_moved is None or stage not in bad.program.shapes:
+        return None
+    return _mover(bad, version_moved, last, to_ms)
+
+
+def _mover(bad: BadCommit, after: Manifest, previous: Manifest | None, to_ms: int) -> Mover | None:
+    """Return what moved the watermark of a version: the input whose own watermark was the last to pass the time."""
+    shape = bad.program.shapes[after.stage]
+    for name in sorted(shape.timed):
+        current, earlier = after.inputs.get(name), previous.inputs.get(name) if previous is not None else None
+        if current is None or (
+            earlier is not None and earlier.watermark_ms is not None and earlier.watermark_ms >= to_ms
+        ):
+            continue
+        if name in shape.own:
+            return Mover(after.stage, after.version, _record(bad, after, name, to_ms))
+        if current.upstream:
+            return mover_of_watermark(bad, current.upstream, current.version, to_ms)
+    return None
+
+
+def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address | None:
+    """Return the first record of a batch whose watermark reaches that time."""
+    bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
+    try:
+        replay = bad.replay(moved.stage, moved.version)
+
+        def movers(rows: pa.Table) -> pa.Table:
+            """Return the rows whose event time moves the watermark that far."""
+            is_mover = np.zeros(rows.num_rows, bool)
+            for watermark in replay.shape.watermarks:
+                for column in watermark.columns if name in watermark.inputs else ():
+                    times = event_ms(rows[column])
+                    late = pc.greater_equal(times, to_ms + watermark.delay_ms)
+                    if bound_ms is not None:
+                        late = pc.and_(late, pc.less_equal(times, bound_ms))
+                    is_mover |= np.asarray(pc.fill_null(late, False))
+            return rows.filter(pa.array(is_mover))
+
+        if not (rows_found := movers(replay.rows())).num_rows:
+            return None
+        if replay.knows_records:
+            return bad.source_of(replay, int(np.min(rows_found[RECORD].to_numpy())))
+        # Costs one Spark job for each prefix.
+        number = turning_point(
+            replay.count, lambda count: bool(movers(replay.rows(np.arange(count, dtype=np.int64))).num_rows)
+        )
+        return bad.source_of(replay, number)
+    except (SlackwaterError, KeyError):
+        return None

@@ -1,0 +1,239 @@
+"""The input as the cause: a missing record, a copy, records that a reset read again, or a row edited by hand before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from ....common.instants import now_ms
+from ....errors import SlackwaterError
+from ....snapshot.bisect.causes import Cause, Untouched, absence, operation, unknown
+from ....snapshot.bisect.verdict import Address, Guilty, SourceMessage
+from ....snapshot.cut.lineage import Window, trace
+from ....snapshot.diff.key_history import VersionList, key_changes
+from ....snapshot.diff.stored_rows import StoredKey
+from ....state.failing import RECORD
+from ....store.sst.hashing import hash_keys
+from ....store.sst.schema import arrow_schema
+from ....store.versions import history
+from ....store.versions.manifest import Manifest
+from .bad_commit import BadCommit, OtherBatches, number_of
+
+FOLLOWING = 2
+"""Batches after the bad one to replay without the suspected record, to test if they turn bad too."""
+
+
+def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
+    """Return the cause that a record for the bad keys is missing; None if the suspected record caused the change.
+
+    A record of another key is the cause if the batch, and the batches after it, are good without that record. Raises as
+    a replay does.
+    """
+    if guilty.message is None:
+        return None
+    untouched_keys = untouched or _untouched_keys(bad, guilty)
+    if untouched_keys is None:
+        return None
+    store, verdict = bad.program.store, bad.verdict
+    without = bad.without(guilty.message.address)
+    if bad.bad_with(without):
+        details = (
+            "; a record of another key turned it bad first, but without that record, others in the batch turn it bad"
+        )
+        return absence(store, verdict, untouched_keys, proved=True, how=details)
+    turns_bad, batches = bad.turns_bad_after(without, FOLLOWING)
+    if turns_bad:
+        details = "; a record of another key turned it bad first, but without that record, the next batches turn it bad"
+        return absence(store, verdict, untouched_keys, proved=True, how=details)
+    if batches or not _is_last(bad, guilty):
+        return None
+    details = "; the batch turned bad with its last record, of another key, so that record may be the cause instead"
+    return absence(store, verdict, untouched_keys, proved=False, how=details)
+
+
+def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return an unknown cause if the query returns no key and the suspected record may be one of many; else None.
+
+    This holds if the rows that the record wrote are bad only in combination with other rows of the table, and other
+    records turn the batch bad without that record. Raises as a replay does.
+    """
+    named, hop = bad.verdict.keys, guilty.hops[0]
+    if guilty.message is None or (named is not None and named.named) or not hop.alone:
+        return None
+    replay = bad.replay(hop.stage, hop.version)
+    number = number_of(replay, hop.record)
+    if number is None or replay.shape.bound is None:
+        return None
+    alone = replay.based_on(replace(replay.before, ssts=()))
+    if bad.bad_with(alone.manifest(replay.merged(replay.rows(np.array([number])))[0])):
+        return None
+    without = bad.without(guilty.message.address)
+    if not bad.bad_with(without) and not bad.turns_bad_after(without, FOLLOWING)[0]:
+        return None
+    return unknown(
+        "it is bad by rows of the table that the first record with which it is bad did not touch, and without that "
+        "record others turn it bad; a query that returns the key's columns tells of which key nothing came"
+    )
+
+
+def _untouched_keys(bad: BadCommit, guilty: Guilty) -> Untouched | None:
+    """Return the bad keys if the suspected record changed none of their rows; else None."""
+    named, of_record = bad.verdict.keys, guilty.keys
+    if named is None or not named.named or not len(named) or of_record is None:
+        return None
+    return Untouched(named.keys, bad.commit) if of_record.named and not len(of_record) else None
+
+
+def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
+    """Return True if the suspected record is the last one that its batch read."""
+    top = guilty.hops[-1]
+    replay = bad.replay(top.stage, top.version)
+    return number_of(replay, top.record) == replay.count - 1
+
+
+MAX_CHANGES = 64
+"""Newest earlier changes of the key whose input is searched."""
+MAX_RECORDS = 500_000
+"""Maximum size of a window that is searched, in records."""
+
+
+def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return the cause that a record is a duplicate; None unless exactly one other record has the same payload.
+
+    Records without a value are not compared. Reads the input of the batch, and of earlier batches that changed the key.
+    """
+    if (copy := guilty.message) is None or not copy.value:
+        return None
+    originals: list[Address] = []
+    for window in dict.fromkeys(_windows(bad, guilty)):
+        for address in _same_payload(bad, window, copy):
+            if address not in originals:
+                originals.append(address)
+            if len(originals) > 1:
+                return None
+    if len(originals) != 1:
+        return None
+    (original,) = originals
+    in_batch = _in_batch(bad, original)
+    if in_batch and guilty.hops[0].alone:
+        # Both records are bad by themselves.
+        return None
+    return Cause(
+        "duplicate",
+        proved=guilty.proved,
+        sentence=f"{copy.address} is a copy of {original}, with the same key and value: the second one turned it bad",
+        record=copy.address,
+        records=(original, copy.address),
+        evidence={"original": str(original), "copy": str(copy.address)},
+    )
+
+
+def _in_batch(bad: BadCommit, address: Address) -> bool:
+    return any(
+        (window.topic, window.partition) == (address.topic, address.partition)
+        and window.start <= address.offset < window.end
+        for window in bad.verdict.lineage.sources
+    )
+
+
+def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
+    """Yield the windows of users' topics that the bad commit read, and those of earlier changes of the record's key."""
+    copy = guilty.message
+    for window in bad.verdict.lineage.sources:
+        if copy is not None and window.topic == copy.address.topic:
+            yield window
+    store, commit = bad.program.store, bad.commit
+    keys = guilty.keys if guilty.keys is not None and len(guilty.keys) else bad.verdict.keys
+    if keys is None or not len(keys) or commit.table is None:
+        return
+    key = keys.keys.slice(0, 1)
+    if key.column_names != [column.name for column in commit.table.key]:
+        return
+    versions = VersionList(store, commit.app, commit.stage, commit.stage)
+    stored = StoredKey(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
+    try:
+        changes = (change for change in key_changes(versions, stored, now_ms()) if change.version < commit.version)
+        for change in islice(changes, MAX_CHANGES):
+            if change.by_batch:
+                after = history.read(store, commit.app, commit.stage, change.version)
+                low = history.find(store, commit.app, commit.stage, change.after_version)
+                for window in trace(store, low, after).sources:
+                    if copy is not None and window.topic == copy.address.topic:
+                        yield window
+    except SlackwaterError:
+        return
+
+
+def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
+    """Yield the other records of a window with the same payload."""
+    program, at = bad.program, copy.address
+    if window.end - window.start > MAX_RECORDS:
+        return
+    for messages in program.kafka.read(
+        window.topic, window.partition, window.start, window.end, patience_s=program.patience_s
+    ):
+        for message in messages:
+            address = Address(window.topic, window.partition, message.offset())
+            if address != at and message.key() == copy.key and message.value() == copy.value:
+                yield address
+
+
+def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return the reset that made the app read the suspected record again; None if the record was read once.
+
+    When the record was first read, the moment stayed good; otherwise that commit would be the bad one.
+    """
+    if guilty.message is None:
+        return None
+    store, app, at = bad.program.store, bad.verdict.app, guilty.message.address
+    reader = guilty.hops[-1]
+    after = history.read(store, app, reader.stage, reader.version)
+    for read in after.inputs.values():
+        for reset in reversed(read.resets) if read.topic == at.topic else ():
+            spans = [(end, start) for start, end in zip(reset.starts, reset.ends, strict=True)]
+            first, last = spans[at.partition] if at.partition < len(spans) else (0, 0)
+            if reset.version < after.version and first <= at.offset < last:
+                then = f"; {bad.commit.stage}@v{bad.commit.version} was made from records that it re-read"
+                reset_version = history.find(store, app, reader.stage, reset.version)
+                return operation(store, reset_version, then=then) if reset_version is not None else None
+    return None
+
+
+def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
+    """Return the edit of the row that the record was merged into; None if the batch is bad without the edit as well."""
+    keys = bad.verdict.keys
+    if guilty.message is None or keys is None or not keys.named:
+        return None
+    through = frozenset((hop.stage, hop.version) for hop in guilty.hops)
+    for hop in guilty.hops:
+        replay = bad.replay(hop.stage, hop.version)
+        number = number_of(replay, hop.record)
+        if replay.shape.bound is None or not replay.knows_records or number is None:
+            continue
+        rows = replay.rows()
+        key = arrow_schema(replay.table.key)
+        record_rows = rows.filter(pc.equal(rows[RECORD], number)).select(key.names).cast(key)
+        if not record_rows.num_rows:
+            continue
+        seqs = replay.stored.of_keys(hash_keys(record_rows, key.names), record_rows)[2]
+        edit = _edit(bad, hop.stage, int(seqs.max()))
+        if (
+            edit is None
+            or (unedited := history.find(bad.program.store, edit.app, edit.stage, edit.version - 1)) is None
+        ):
+            continue
+        swapped = OtherBatches(bad.program, upon={(hop.stage, hop.version): unedited}, through=through)
+        if not bad.bad_with(swapped.manifest(bad.commit)):
+            then = f"; without this edit, {bad.commit.stage}@v{bad.commit.version} is good"
+            return operation(bad.program.store, edit, then=then)
+    return None
+
+
+def _edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
+    """Return the edit that wrote rows with this `_seq`; None if a batch wrote them."""
+    manifest = history.find(bad.program.store, bad.verdict.app, stage, seq) if seq else None
+    return manifest if manifest is not None and manifest.edited is not None and manifest.row_seq == seq else None

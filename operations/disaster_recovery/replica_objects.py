@@ -1,0 +1,297 @@
+"""Objects of a replica: lists versions to copy, copies other objects, and deletes what the app has deleted.
+
+Senders are copied before their receivers, and older versions of a stage before newer ones. So at any time the newest
+versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is missing.
+
+Before a deletion the boundary is written, as in a garbage collection (`store.versions.horizon`): it allows what the
+app's boundary allows, and what snapshots of the replica itself pin, such as that of a clone made from it. Then objects
+that the app no longer has are deleted. The app's SSTs are listed before its boundary is read, so all SSTs of the
+versions that it allows are in the listing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ...errors import NotFound, ObjectNotFound, Refused
+from ...snapshot.cut.graph import order
+from ...snapshot.cut.moments import newest_settled
+from ...snapshot.cut.replicas import CUTS, PREFIX, ReplicaCut, find, older_cuts
+from ...snapshot.cut.stored import SNAPSHOTS, Snapshot, list_snapshots, of_snapshot
+from ...snapshot.gc import census
+from ...snapshot.take.snapshots import remove, remove_records
+from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
+from ...store.read.copier import Copier
+from ...store.versions import apps, forgotten, history, horizon, keys
+from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
+from ...store.versions.manifest import Manifest
+from ...store.versions.side_tables import all_ssts
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """Versions and snapshots that a replica lacks."""
+
+    versions: Mapping[str, tuple[int, ...]]
+    """By stage, senders first; ascending."""
+    cut: Mapping[str, Manifest]
+    """The cut up to which the replica is complete after copying, retired stages included."""
+    snapshots: tuple[Snapshot, ...]
+    """The app's own snapshots that the replica is to have."""
+    limit: Boundary
+    """The boundary of the app's versions."""
+
+
+def last_final(store: ObjectStore, app: str) -> Boundary:
+    """Return the boundary of the last garbage collection. Requests of `horizon.all_of`."""
+    return next((boundary for boundary in reversed(horizon.all_of(store, app)) if boundary.final), NOTHING_COLLECTED)
+
+
+def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> Todo:
+    """Return all versions after those `copied`, which are the newest of each stage in the replica.
+
+    Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
+    """
+    limit, heads = last_final(store, app), newest_settled(store, app)
+    versions = {}
+    for stage in order(heads):
+        head, has = heads[stage].version, copied.get(stage, 0)
+        first = limit.first.get(stage) or history.first_version(store, app, stage)
+        if 0 < has < first - 1:
+            raise Refused(
+                f"the replica has {app}/{stage} up to v{has}, and {store.url} only from v{first} on: gc deleted the "
+                "versions in between before they were copied",
+                hint=f"start a new replica: slackwater replicate {app} --to another root. This one can still be "
+                "recovered until the new one is complete; have gc keep versions for longer than a replica may lag "
+                "([retention] all)",
+            )
+        older = limit.kept.get(stage, ()) if not has else ()
+        versions[stage] = (*older, *range(max(has + 1, first), head + 1))
+    snapshots = [snapshot for snapshot in list_snapshots(store, app) if _is_copied(snapshot, heads)]
+    return Todo(versions, heads, tuple(snapshots), limit)
+
+
+def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
+    """Return True if a snapshot is to be copied: those that pin versions for a clone stay in their own root."""
+    versions = snapshot.stages.items()
+    return snapshot.kind != "clone" and all(stage in heads and v <= heads[stage].version for stage, v in versions)
+
+
+def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
+    """Return the versions of a cut, and those of senders that list the in-flight records of the cut."""
+    versions = {stage: {manifest.version} for stage, manifest in cut.items()}
+    for manifest in cut.values():
+        for source in manifest.inputs.values():
+            if source.upstream in cut:
+                versions[source.upstream].update(range(max(source.version, 1), cut[source.upstream].version))
+    return versions
+
+
+def copy_rules(copier: Copier, app: str) -> None:
+    """Copy the objects that versions are read by: migrations, the histories of names, and records of forgotten keys.
+
+    The objects that these name are copied first.
+    """
+    copier.listed(copier.source.list(keys.migrations(app)))
+    for name in copier.source.list_folders(f"{keys.NAMES}/"):
+        if any(app in (event.folder, event.over, event.name) for event in apps.promotions(copier.source, name)):
+            _check_name(copier, app, name)
+            copier.listed(copier.source.list(keys.names(name)))
+    new = copier.missing(copier.source.list(keys.forgotten(app)))
+    if new:
+        for stage in copier.source.list_folders(keys.stages(app)):
+            copier.listed(copier.source.list(keys.ssts(app, stage)))
+            # Manifests of edits whose statement or message contained a key were rewritten.
+            copier.listed(copier.changed(copier.source.list(keys.manifests(app, stage))))
+        snapshots = copier.source.list(keys.snapshots(app))
+        copier.listed(info for info in snapshots if census.kind_of(info.key) is census.IN_FLIGHT)
+        rewritten = (sst for sst in forgotten.newest(copier.source, app).ssts.values() if sst is not None)
+        copier.ssts((sst for sst in rewritten if not sst.object.startswith(f"{app}/")), may_be_gone=True)
+        copier.listed(new)
+
+
+def _check_name(copier: Copier, app: str, name: str) -> None:
+    """Raise `Refused` if an app that took part in promotions of this name has a namesake in the target."""
+    source, target = copier.source, copier.target
+    history, replicated = apps.NAMES.all(source, name), apps.NAMES.all(target, name)
+    folders = {folder for event in history for folder in (event.folder, event.over)}
+    related_apps = {name, *folders} - {app} if not replicated else ()
+    if replicated == history[: len(replicated)] and all(_is_copy(source, target, other) for other in related_apps):
+        return
+    raise Refused(
+        f"cannot replicate {app}: it took part in promotions of the name {name!r}, and {target.url} has another app "
+        "of that name",
+        hint="choose another store root: a replica includes the names of its app",
+    )
+
+
+def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
+    """Return True if the target has no app of that name, or a copy of the source's."""
+    copy, original = apps.find_app(target, app), apps.find_app(source, app)
+    return copy is None or (original is not None and original.created_ms == copy.created_ms)
+
+
+def was_forgotten(store: ObjectStore, app: str) -> str:
+    """Return the key of the newest record of forgotten keys of an app; empty if there is none. One listing."""
+    return max((info.key for info in store.list(keys.forgotten(app))), default="")
+
+
+def copy_others(copier: Copier, app: str) -> None:
+    """Copy all other objects of an app that are neither versions nor snapshots."""
+    for place in census.beside_versions(app):
+        if not place.endswith("/"):  # an object that may be overwritten
+            with suppress(ObjectNotFound):
+                if not copier.put(place, copier.source.get(place)):
+                    copier.one(place)
+            continue
+        # Archived objects are put before the index that names them, so the second listing has all of them.
+        indexes = [info for info in copier.source.list(place) if census.kind_of(info.key) is census.ARCHIVE_INDEX]
+        copier.listed(
+            info for info in copier.source.list(place) if census.kind_of(info.key) is not census.ARCHIVE_INDEX
+        )
+        copier.listed(indexes)
+
+
+def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
+    """Yield objects other than versions that the target has and the app no longer has."""
+    for place in (*census.beside_versions(app), keys.forgotten(app)):
+        copies = list(target.list(place))
+        existing = {info.key for info in store.list(place)} if copies else set()
+        yield from (info for info in copies if info.key not in existing)
+
+
+def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
+    """Remove records of older cuts, and the data kept of Kafka for them.
+
+    If the newest cut lacks records, the last complete one stays. Concurrent rounds have higher numbers.
+    """
+    app, prefix = cut.app, keys.snapshots(cut.app)
+    whole = next((older for older in older_cuts(target, cut) if not older.lacks), None) if cut.lacks else None
+    stay = {kept_cut.snapshot for kept_cut in (cut, whole) if kept_cut is not None}
+    oldest = CUTS.key(whole or cut)
+    CUTS.sweep(target, CUTS.listed(target, app), lambda info: info.key < oldest)
+    names = {info.key.removeprefix(prefix).split("/")[0].removesuffix(".json") for info in target.list(prefix + PREFIX)}
+    for name in names - stay:
+        number = name.removeprefix(PREFIX)
+        if number.isdecimal() and int(number) < cut.number:
+            SNAPSHOTS.remove(target, name, app)
+            remove_records(target, app, name)
+
+
+def sweep(
+    store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str
+) -> list[str] | None:
+    """Delete what the app no longer has; returns the keys. `had` are the app's snapshots at the previous cut.
+
+    Returns None without sweeping if another process collects, forgets or sweeps at the same time: the next round
+    sweeps. Raises `Unavailable`.
+    """
+    stages = tuple(target.list_folders(keys.stages(app)))
+    # In this order: an object that another process copies meanwhile is in neither listing, or in both.
+    copies = {stage: [info.key for info in target.list(keys.ssts(app, stage))] for stage in stages}
+    originals = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
+    if last_final(store, app) != todo.limit:
+        return None
+    if was_forgotten(store, app) != was_forgotten(target, app):
+        return None  # the rewritten SSTs are not copied yet
+    names = {snapshot.name for snapshot in todo.snapshots}
+    gone = _remove_snapshots(target, app, (name for name in had if name not in names))
+    try:
+        limit = settle(target, app, todo, by=by)
+    except Refused:
+        return None
+    for stage in stages:
+        manifests = tuple(history.list_manifests(target, app, stage))
+        # Versions that only the replica pins may have SSTs that the app has collected.
+        own = [v for v, _ in manifests if limit.allows(stage, v) and not todo.limit.allows(stage, v)]
+        named = originals[stage].union(*(_named(target, app, stage, version) for version in own))
+        gone += _deleted(target, [info.key for version, info in manifests if not limit.allows(stage, version)])
+        gone += _deleted(target, [key for key in copies[stage] if key not in named])
+    gone += _deleted(target, _shared_gone(target, app))
+    gone += _deleted(target, [info.key for info in gone_from(store, target, app)])
+    return gone + _deleted(target, list(_records_gone(store, target, app, names)))
+
+
+def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> list[str]:
+    """Remove those of these snapshots that the replica still has; returns their keys."""
+    present = [name for name in names if SNAPSHOTS.find(target, name, app) is not None]
+    for name in present:
+        remove(target, app, name)
+    return [keys.note(keys.snapshots(app), name) for name in present]
+
+
+def _shared_gone(target: ObjectStore, app: str) -> list[str]:
+    """Return SSTs of the app that this one was cloned from, out of which keys were taken.
+
+    SSTs of apps that have a replica of their own in the target are left to that replica.
+    """
+    shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
+    owners = {key.split("/")[0] for key in shared}
+    alone = {owner for owner in owners if find(target, owner) is None and apps.find_app(target, owner) is None}
+    return [key for key in shared if key.split("/")[0] in alone and exists(target, key)]
+
+
+def _records_gone(store: ObjectStore, target: ObjectStore, app: str, copied: set[str]) -> Iterator[str]:
+    """Yield objects with in-flight records of the app's snapshots that a `forget` of the app has replaced."""
+    prefix = keys.snapshots(app)
+    copies = [info.key for info in target.list(prefix) if info.key.removeprefix(prefix).split("/")[0] in copied]
+    existing = {info.key for info in store.list(prefix)} if copies else set[str]()
+    own = {
+        key for snapshot in SNAPSHOTS.all(target, app) if snapshot.name not in copied for key in snapshot.object_keys
+    }
+    yield from (key for key in copies if key not in existing and key not in own)
+
+
+def _deleted(target: ObjectStore, gone: list[str]) -> list[str]:
+    for key in gone:
+        target.delete(key)
+    return gone
+
+
+def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset[str]:
+    manifest = history.find(target, app, stage, version)
+    return frozenset(sst.object for sst in all_ssts(manifest)) if manifest is not None else frozenset()
+
+
+def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
+    """Update the replica's boundary to allow what the app's allows and the replica's snapshots need; returns it.
+
+    These snapshots include that of the newest cut, so this may run before the next cut is recorded. Raises `Refused` if
+    another process updates the boundary at the same time.
+    """
+    boundaries, copied = horizon.all_of(target, app), {snapshot.name for snapshot in todo.snapshots}
+    last = boundaries[-1] if boundaries else NOTHING_COLLECTED
+    proposed = _with_pins(target, app, todo.limit, copied)
+    if last.final and (last.first, last.kept, last.moments) == (proposed.first, proposed.kept, proposed.moments):
+        return last
+    number = max((boundary.number for boundary in boundaries), default=0) + 1
+    horizon.propose(target, app, replace(proposed, number=number, final=False, by=by))
+    # Whoever pins a cut reads the boundary afterwards, and this reads the pins after proposing the boundary.
+    final = replace(_with_pins(target, app, todo.limit, copied), number=number + 1, final=True, by=by)
+    horizon.settle(target, app, final)
+    return final
+
+
+def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str]) -> Boundary:
+    """Return a boundary that also allows what the replica's own snapshots, those not in `copied`, pin."""
+    older = {stage: set(versions) for stage, versions in limit.kept.items()}
+    moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
+    for snapshot in SNAPSHOTS.all(target, app):
+        if snapshot.name in copied or limit.is_whole(snapshot.stages):
+            continue
+        for stage, versions in _needed(target, snapshot).items():
+            older.setdefault(stage, set()).update(v for v in versions if v < limit.first.get(stage, 0))
+        moments.setdefault(tuple(sorted(snapshot.stages.items())), KeptCut(snapshot.completed_ms, snapshot.stages))
+    return replace(
+        limit,
+        kept={stage: tuple(sorted(versions)) for stage, versions in older.items() if versions},
+        moments=tuple(sorted(moments.values(), key=lambda moment: moment.time_ms)),
+    )
+
+
+def _needed(target: ObjectStore, snapshot: Snapshot) -> Mapping[str, set[int]]:
+    with suppress(NotFound):  # the snapshot's versions are gone
+        return needed(of_snapshot(target, snapshot).stages)
+    return {}
