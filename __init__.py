@@ -20,10 +20,9 @@ __all__ += ["pandas_state", "processor", "sum", "update", "upsert"]
 if TYPE_CHECKING:
     from .app import App
     from .client import open
-    from .pipeline.api.event_time import event_time
-    from .pipeline.api.pandas_state import pandas_state
-    from .pipeline.api.processor import processor
     from .pipeline.api.sink import foreach_version, sink
+    from .pipeline.api.spark_code import pandas_state, processor
+    from .pipeline.api.stage import event_time
     from .pipeline.api.table import leveled, table, universal
     from .pipeline.api.topic import repartition, topic
     from .pipeline.api.update import update
@@ -38,10 +37,9 @@ _MODULES = {
     "because": "snapshot.take.audit_log",
     "decode": "pipeline.messages.decode",
     "open": "client",
-    **{
-        name: f"pipeline.api.{name}"
-        for name in ("event_time", "pandas_state", "processor", "sink", "table", "topic", "update")
-    },
+    **{name: f"pipeline.api.{name}" for name in ("sink", "table", "topic", "update")},
+    "event_time": "pipeline.api.stage",
+    **dict.fromkeys(("pandas_state", "processor"), "pipeline.api.spark_code"),
     "foreach_version": "pipeline.api.sink",
     "repartition": "pipeline.api.topic",
     **dict.fromkeys(("leveled", "universal"), "pipeline.api.table"),

@@ -11,7 +11,7 @@ from .common.durations import parse_ms
 from .pipeline.api import app as declared
 
 if TYPE_CHECKING:
-    from .pipeline.batch.batch_report import BatchReport
+    from .pipeline.listener import BatchReport
 
 
 @checked_methods

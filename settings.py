@@ -18,7 +18,7 @@ from .common.durations import parse_ms
 from .common.validation import nearest
 from .errors import Usage
 from .store.objects.counting import Prices
-from .store.objects.s3.settings import S3Settings, settings_in
+from .store.objects.s3_settings import S3Settings, settings_in
 from .store.versions.keys import check_topic
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pipeline.kafka.protocol import Kafka
     from .pipeline.run.options import Options
     from .snapshot.bisect.watcher import Invariant
-    from .snapshot.gc.retention import Retention
+    from .snapshot.gc.reachable import Retention
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
@@ -90,7 +90,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def retention_of(self, app: str, **overrides: Any) -> "Retention":
         """Return an app's own rules, else the common ones, with `overrides`. Raises `Usage` for a bad number."""
-        from .snapshot.gc.retention import Retention
+        from .snapshot.gc.reachable import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
@@ -270,7 +270,7 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
     """Parse `[retention]`: the common rules, and a table for each app with rules of its own."""
-    from .snapshot.gc.retention import Retention
+    from .snapshot.gc.reachable import Retention
 
     entries = _table(path, "retention", table)
     own = {app: rules for app, rules in entries.items() if isinstance(rules, dict) and app != "input"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from .pipeline.spark.reader import TableReader
+    from .pipeline.spark.table_reader import TableReader
     from .snapshot.cut.graph import Cut
 
 _OPTIONS = ("at", "path", "store", "version", "clock_ms")
@@ -40,7 +40,7 @@ class SparkSource(DataSource):
         from .common import instants
         from .common.validation import nearest
         from .errors import Usage
-        from .pipeline.spark.table_at import StorePlace, VersionedTable
+        from .pipeline.spark.table_reader import StorePlace, VersionedTable
         from .settings import load
 
         for name in options:
@@ -61,13 +61,13 @@ class SparkSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the visible columns. Spark's hook."""
-        from .pipeline.spark.reader import columns_of
+        from .pipeline.spark.table_reader import columns_of
 
         return columns_of(self._at)
 
     def reader(self, schema: StructType) -> TableReader:
         """Return the reader. Spark's hook."""
-        from .pipeline.spark.reader import reader_for
+        from .pipeline.spark.table_reader import reader_for
 
         return reader_for(self._at, schema)
 
@@ -75,8 +75,7 @@ class SparkSource(DataSource):
 def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
     """Return a table of a cut in the store `root`, or some of its columns. Raises `NotFound` if it does not exist."""
     from .errors import NotFound
-    from .pipeline.spark.reader import columns_of
-    from .pipeline.spark.table_at import StorePlace, VersionedTable
+    from .pipeline.spark.table_reader import StorePlace, VersionedTable, columns_of
     from .settings import load
 
     register(spark)

@@ -197,14 +197,7 @@ def run(
             hint="pass module.app, not the module",
         )
     kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
-    for topic in topics:
-        if topic not in app.topics:
-            raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
-    counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written(app), 1)
-    counts |= dict.fromkeys(app.topics, partitions) if isinstance(partitions, int) else partitions
-    kafka.create_topics(counts)
-    for topic, rows in topics.items():
-        kafka.send(topic, _in_turns([*map(_record, rows)], kafka.partition_counts()[topic]), patience_s=0)
+    _send(kafka, app, topics, partitions)
     folder = after.folder if after is not None else _Folder()
     settings = Settings(store=str(folder.path / "store"), brokers=kafka.address, cache=str(folder.path / "cache"))
     options = Options(
@@ -219,6 +212,20 @@ def run(
     _start_spark(options.spark_conf)
     run_app(app, options, Listener())
     return Ran(app, Client(settings).app(app.name), kafka, folder)
+
+
+def _send(
+    kafka: MemoryKafka, app: App, topics: Mapping[str, Iterable[object]], partitions: int | Mapping[str, int]
+) -> None:
+    """Create the topics of an app, and send the records of those that it reads. Raises `NotFound` and `Usage`."""
+    for topic in topics:
+        if topic not in app.topics:
+            raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
+    counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written(app), 1)
+    counts |= dict.fromkeys(app.topics, partitions) if isinstance(partitions, int) else partitions
+    kafka.create_topics(counts)
+    for topic, rows in topics.items():
+        kafka.send(topic, _in_turns([*map(_record, rows)], kafka.partition_counts()[topic]), patience_s=0)
 
 
 _spark = ExitStack()

@@ -16,7 +16,7 @@ from .support.events import PARTITIONS, fill
 from .support.row import Row
 
 if TYPE_CHECKING:
-    from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import BatchReport
 
 TOPIC = "bench-capturing"
 RECORDS = 1_000_000

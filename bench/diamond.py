@@ -23,7 +23,7 @@ from .support.row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import BatchReport
 
 LONGEST = ("events", "odd", "legs")
 """The stages on a longest path; `odd` and `even` are alike."""

@@ -17,10 +17,10 @@ from ..pipeline.listener import Listener
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..pipeline.batch.batch_report import BatchReport
+    from ..pipeline.listener import BatchReport
     from ..pipeline.run.stopping import Stop
     from ..snapshot.gc.collect import Collected
-    from ..snapshot.status.lag import StageLag
+    from ..snapshot.status.overview import StageLag
 
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0

@@ -158,7 +158,7 @@ def logs_json() -> bool:
 def _write_log(level: str, message: str, *, stderr: bool = True, **more: object) -> None:
     """Print a log line as JSON, with this thread's app, stage, version and span unless `more` overrides them."""
     from ..common.instants import iso, now_ms
-    from ..pipeline.telemetry.under_way import fields
+    from ..pipeline.telemetry.logs import fields
 
     entry = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}
     _print_json(encoded({name: value for name, value in entry.items() if value is not None}).decode(), stderr=stderr)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from ..common import instants
 from ..common.arguments import checked_methods
@@ -19,16 +19,15 @@ from ..operations.repair.reset import reset
 from ..operations.repair.rewind import rewind
 from ..operations.repair.rewind_offsets import Scenario, scopes
 from ..pipeline.kafka.channels import group_of
-from ..pipeline.messages.stored import StoredFormats
 from ..snapshot.bisect.endpoints import BEGINNING
-from ..snapshot.change import retries
-from ..snapshot.change.edit import edit, newest
+from ..snapshot.change import stages
+from ..snapshot.change.edit import edit, newest_active
 from ..snapshot.change.stages import rescale, retire
 from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.cut.refs import parse
 from ..snapshot.gc.collect import MARGIN_MS, collect, explain
 from ..snapshot.query.row_source import RowSource
-from ..snapshot.status.archives import archives_of
+from ..snapshot.status.overview import archives_of
 from ..snapshot.under_way import runners
 from ..store.versions.apps import read_app
 from .declared.operations import (
@@ -48,6 +47,9 @@ from .show import maintenance, rows
 from .show.shown import Result
 from .when import in_words
 
+if TYPE_CHECKING:
+    from ..pipeline.messages.decode import StoredFormats
+
 _NO_KEY: object = object()
 
 
@@ -62,10 +64,10 @@ class StoredApp(AppFailover):
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
         """Request a retry of waiting rejected records with the current program, of one stage or of all."""
         client, now_ms = self._client, instants.now_ms()
-        waiting = retries.waiting(client.store, self.name, stage)
+        waiting = stages.rejected_waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
         for name in () if dry_run else waiting:
-            retries.ask(client.store, self.name, name, by=client.by, now_ms=now_ms)
+            stages.request_retry(client.store, self.name, name, by=client.by, now_ms=now_ms)
         return rows.retries(self.name, waiting, running, dry_run=dry_run)
 
     def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:
@@ -175,7 +177,7 @@ class StoredApp(AppFailover):
         """
         self._check_allowed(f"to edit {table}", options)
         client, on_wait = self._client, "waiting for {} to apply the edit between two batches …"
-        previous = newest(client.store, self.name, table).stages[table]
+        previous = newest_active(client.store, self.name, table).stages[table]
         done = edit(
             client.store,
             client.cache,
@@ -225,7 +227,7 @@ class StoredApp(AppFailover):
             by=client.by,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
-            formats=StoredFormats(),
+            formats=_stored_formats(),
             dry_run=options["dry_run"],
             on_progress=on_progress,
         )
@@ -251,7 +253,7 @@ class StoredApp(AppFailover):
             requested,
             kafka=client.channels(),
             declared=client.settings.declared_fields(options["fields"]),
-            formats=StoredFormats(),
+            formats=_stored_formats(),
             deep=options["deep"],
             on_progress=on_progress,
         )
@@ -395,6 +397,13 @@ class StoredApp(AppFailover):
             return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
         return maintenance.collected(done)
+
+
+def _stored_formats() -> "StoredFormats":
+    # Imported late: it loads Spark.
+    from ..pipeline.messages.decode import StoredFormats
+
+    return StoredFormats()
 
 
 def _requested_keys(

@@ -15,7 +15,7 @@ from ..operations.staging.listing import KnownClone, clones
 from ..operations.staging.refresh import origin_of, refresh
 from ..pipeline.kafka.channels import group_of
 from ..snapshot.change.first_versions import has_run
-from ..snapshot.take.waiting import asks_nobody
+from ..snapshot.take.taking import asks_nobody
 from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
 from ..store.versions.apps import called, find_app, folder_of, in_folder
 from .backends import Backends

@@ -8,7 +8,7 @@ from ..operations.disaster_recovery.drill import drill
 from ..operations.disaster_recovery.recover import recover
 from ..operations.disaster_recovery.recover_plan import FailoverTerms
 from ..operations.disaster_recovery.replicate import Replicator, Round
-from ..snapshot.cut.replicas import forget
+from ..snapshot.cut.replicas import forget_replica
 from ..store.objects.protocol import ObjectStore
 from ..store.read.copier import WORKERS
 from ..store.versions.apps import read_app
@@ -75,7 +75,7 @@ class AppFailover(AppReleases):
         """Stop tracking a replica; copied data is kept. One request."""
         read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
-        return shown.ended(self.called, root, was_known=forget(self._client.store, self.name, root))
+        return shown.ended(self.called, root, was_known=forget_replica(self._client.store, self.name, root))
 
     def recover(
         self,

@@ -28,10 +28,10 @@ from ..snapshot.query.log import entries, unreplayable
 from ..snapshot.query.timeline import ThinnedLine, timeline
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
-from ..snapshot.take.remove import remove_or_withdraw
-from ..snapshot.take.waiting import SnapshotProgress, ask, asks_nobody, take
+from ..snapshot.take.snapshots import remove_or_withdraw
+from ..snapshot.take.taking import SnapshotProgress, ask, asks_nobody, take
 from ..snapshot.under_way import runners
-from ..snapshot.verify.topics import TOPICS_SAY
+from ..snapshot.verify.captured import TOPICS_SAY
 from ..snapshot.verify.verify import Report, verify
 from ..store.read.fetch import at_once
 from ..store.versions import forgotten

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from ..snapshot.bisect.causes import Cause
     from ..snapshot.bisect.verdict import Guilty, Verdict
     from ..snapshot.cut.lineage import Window
+    from ..snapshot.query.columns import FirstRows
     from ..snapshot.query.export import Exported
-    from ..snapshot.query.first_rows import FirstRows
     from ..snapshot.query.sql import Bounds
     from .results import Difference, Verification
 
@@ -412,7 +412,7 @@ class Moment(Shown):
 
         Reads little more than these rows, at any size of the table. Raises `NotFound` for an unknown table.
         """
-        from ..snapshot.query.first_rows import FIRST, first_rows
+        from ..snapshot.query.columns import FIRST, first_rows
 
         client, first = self._client, FIRST if start is None else start
 
@@ -521,7 +521,7 @@ class Moment(Shown):
 
         With `deep`, every byte, the whole history and the records in Kafka are read; else only manifests and sizes.
         """
-        from ..snapshot.verify.topics import TOPICS_SAY
+        from ..snapshot.verify.captured import TOPICS_SAY
         from ..snapshot.verify.verify import verify
         from .results import Verification
 

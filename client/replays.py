@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..common.instants import when
 from ..errors import Refused, SlackwaterError, Usage
-from ..snapshot.bisect.absences import absence, untouched
-from ..snapshot.bisect.causes import Behind, Cause, unknown
-from ..snapshot.bisect.deploys import guess
-from ..snapshot.bisect.operations import operation_of
+from ..snapshot.bisect.causes import Behind, Cause, absence, guess, operation_of, unknown, untouched
 from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key
@@ -187,7 +184,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
     app, stage = names_of_stage(ref.partition("@")[0])
     after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
-        raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="omit the key")
+        raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
     file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")

@@ -7,7 +7,8 @@ from ..common import instants
 from ..common.durations import format_ms
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.stored import Request, open_requests
-from ..snapshot.status.overview import cost_of, overview, overviews, stages_at
+from ..snapshot.status.cost import cost_of
+from ..snapshot.status.overview import overview, overviews, stages_at
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 from .show import status as shown
@@ -72,8 +73,7 @@ def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iter
     if not requests:
         return
     # These import Arrow, which takes longer than the rest of `status`.
-    from ..snapshot.take.taking import answers
-    from ..snapshot.take.waiting import ask_whether_gone, silent_stages
+    from ..snapshot.take.taking import answers, ask_whether_gone, silent_stages
 
     for request in requests:
         if instants.now_ms() - request.created_ms < _ANSWERED_MS:

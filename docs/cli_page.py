@@ -29,7 +29,7 @@ _USUAL = 0.8
 """A shared option that more than this share of the verbs has is not listed at each of them."""
 _NOT_LISTED = {
     "--kafka": "For verbs that may read Kafka.",
-    "--message": "For verbs that change an app.",
+    "--message": "For most verbs that write.",
 }
 """Shared options that are not listed at each verb, with what the page says of their verbs."""
 _NAME_ONLY = re.compile(r"(Name of the [a-z]+|A (table|stage) of an app)\.")

@@ -1,4 +1,4 @@
-"""Events of a run and their listeners: the terminal, metrics, probes, and components that follow commits."""
+"""Events of a run, with the figures of a committed batch, and their listeners: terminal, metrics, publishers."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -6,9 +6,79 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..snapshot.gc.collect import Collected
-    from ..snapshot.status.lag import StageLag
+    from ..snapshot.status.overview import StageLag
+    from ..store.objects.counting import Stats
     from ..store.versions.manifest import Manifest
-    from .batch.batch_report import BatchReport
+
+
+@dataclass(frozen=True, slots=True)
+class StateFigures:
+    """Sizes of a stage's state after one batch. All zero for a stage without a table.
+
+    Attributes:
+        files, bytes: Number and size of the version's SSTs.
+        l0_files: Largest number of L0 SSTs in one state partition.
+        debt_bytes: Bytes that compaction has to merge now.
+        flushed_bytes: Bytes that this batch wrote.
+        compacted_bytes: Bytes written by compactions whose SSTs this version is the first to name.
+        snapshots_under_way: Snapshots that this version has recorded and that are not complete.
+    """
+
+    files: int
+    bytes: int
+    l0_files: int
+    debt_bytes: int
+    flushed_bytes: int
+    compacted_bytes: int
+    snapshots_under_way: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """Figures of one committed batch of one stage.
+
+    Attributes:
+        rows_in: Records read from the inputs.
+        keys: Keys whose state row was written.
+        rows_out: Rows written to channels and for sinks.
+        windows: Input offsets as `topic[partition] from..to`, `to` excluded. Partitions without records are left out.
+        snapshots: Snapshots that this version is part of: ids, or names in the reports of a run.
+        seconds: Time from the batch's start until the next batch could start: until its commit, or, with
+            `max_unflushed`, until its SSTs were durable on the runner's machine and there was room for the version.
+        commit_seconds: Time that the put of the manifest took.
+        stall_seconds: Time that the batch was delayed before its start because compaction had fallen behind.
+        unflushed: Number of newer versions that were acknowledged and not yet committed.
+        rejected: Records that the batch rejected.
+        rejected_waiting: Rejected records of all versions that were not retried.
+        watermark_ms: Watermark of the stage; None for a stage without a watermark.
+        ahead: Rows whose event time was too far ahead of the clock.
+        late: Rows left out of the table because they came too late.
+        epoch: Epoch of the writer.
+        state: Sizes of the table's SSTs.
+        stats: Requests and bytes of this version in the store.
+    """
+
+    app: str
+    stage: str
+    version: int
+    rows_in: int
+    keys: int
+    rows_out: int
+    windows: tuple[str, ...]
+    snapshots: tuple[str, ...]
+    seconds: float
+    commit_seconds: float
+    time_ms: int
+    epoch: int
+    state: StateFigures
+    stats: "Stats"
+    stall_seconds: float = 0.0
+    unflushed: int = 0
+    rejected: int = 0
+    rejected_waiting: int = 0
+    watermark_ms: int | None = None
+    ahead: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +111,7 @@ class Listener:
     def move(self, head: "Manifest", tip: "Manifest") -> None:
         """Report a stage's newest committed version, `head`, or its newest acknowledged one, `tip`."""
 
-    def committed(self, batch: "BatchReport") -> None:
+    def committed(self, batch: BatchReport) -> None:
         """Report a committed batch."""
 
     def looped(self) -> None:
@@ -91,7 +161,7 @@ class Callbacks(Listener):
     def __init__(
         self,
         doing: Callable[[str], None] = lambda _what: None,
-        committed: "Callable[[BatchReport], None]" = lambda _batch: None,
+        committed: Callable[[BatchReport], None] = lambda _batch: None,
     ) -> None:
         self._doing, self._committed = doing, committed
 
@@ -99,5 +169,5 @@ class Callbacks(Listener):
         if what:
             self._doing(what)
 
-    def committed(self, batch: "BatchReport") -> None:
+    def committed(self, batch: BatchReport) -> None:
         self._committed(batch)

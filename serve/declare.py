@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from ..common.arguments import kind_of, param_of, parameters_of, parts_of
-from ..common.learned import learned
 from ..common.validation import nearest
 from ..errors import Usage
 from ..operations.maintenance.tokens import Verb
 from ..store.versions import keys
+from ..store.versions.codec import learned
 
 
 def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:

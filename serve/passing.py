@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from ..common.instants import now_ms
-from ..common.learned import learned
+from ..store.versions.codec import learned
 from .peers import HOP
 from .rows.fresh import FreshMoment, TableAnswers
 from .rows.look_ups import Key, Rows, at_once

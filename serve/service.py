@@ -19,7 +19,7 @@ from ..client.show.shown import encoded
 from ..common.instants import now_ms
 from ..errors import NotFound
 from ..snapshot.query.sql import Bounds
-from ..store.sst.showable import escaped
+from ..store.sst.arrow_types import escaped
 from .errors import NotYet, TooOften
 from .health.metrics import ServeMetrics
 from .health.store_watch import StoreWatch

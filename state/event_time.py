@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ..store.sst.expiry import event_ms
+from ..store.sst.schema import event_ms
 from ..store.sst.ttl import BEFORE_ALL_MS
 from ..store.versions.limits import YEAR_1_MS
 from ..store.versions.manifest import EventTime, Input

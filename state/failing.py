@@ -8,6 +8,7 @@ Isolating Failure-Inducing Input", 2002: `ddmin`).
 
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self, TypeVar
 
 import msgspec
@@ -285,42 +286,50 @@ def merge_or_tell(
         raise
     except Exception as error:
         why = described(error)
-    ends = np.append(groups.starts, rows.num_rows)
-
-    def rows_of(key: int) -> npt.NDArray[np.int64]:
-        return np.arange(ends[key], ends[key + 1])
-
-    def merge(positions: npt.NDArray[np.int64], chosen: Items) -> None:
-        ids = groups.ids[positions]
-        begins = np.append(True, ids[1:] != ids[:-1])
-        chosen_groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
-        state.merge(
-            rows.take(pa.array(positions)), chosen_groups, keys.take(pa.array(chosen)), old.take(pa.array(chosen))
-        )
-
-    def merge_keys(chosen: Items) -> None:
-        merge(np.concatenate([rows_of(key) for key in chosen]), chosen)
-
+    failed = _FailedMerge(state, rows, groups, keys, old)
     # Empty if the function passes when tried again.
-    failures_by_key = failing(groups.num, one_by_one(merge_keys), most)
+    failures_by_key = failing(groups.num, one_by_one(failed.merge_keys), most)
     if records is None:
         raise StateFailed(StateFailure(why, tuple(hashes[list(failures_by_key)].tolist())))
-    by_record: dict[int, Failure] = {}
-    for key, failure in failures_by_key.items():
-        key_records = records[rows_of(key)]
-        numbers = np.unique(key_records)
-        if len(numbers) == 1:
-            by_record.setdefault(int(numbers[0]), failure)
-        elif len(by_record) <= most:
+    raise StateFailed(StateFailure(why, (), failed.by_record(failures_by_key, records, most)))
 
-            def merge_records(
-                chosen: Items,
-                key: int = key,
-                key_records: npt.NDArray[np.int64] = key_records,
-                numbers: Items = numbers,
-            ) -> None:
-                merge(rows_of(key)[np.isin(key_records, numbers[chosen])], np.array([key]))
 
-            failures = failing(len(numbers), one_by_one(merge_records), most)
-            by_record |= {int(numbers[item]): failure for item, failure in failures.items()}
-    raise StateFailed(StateFailure(why, (), by_record))
+class _FailedMerge:
+    """A merge that failed. Parts of it are tried again; a part that fails raises the error of the user's function."""
+
+    def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
+        self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old
+        self._ends = np.append(groups.starts, rows.num_rows)
+
+    def merge_keys(self, keys: Items) -> None:
+        """Merge all rows of these keys."""
+        self._merge(np.concatenate([self._rows_of(key) for key in keys]), keys)
+
+    def by_record(
+        self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], most: int
+    ) -> dict[int, Failure]:
+        """Return the records that make these keys fail; `records` has the number of each row's record."""
+        by_record: dict[int, Failure] = {}
+        for key, failure in failures_by_key.items():
+            numbers = np.unique(records[self._rows_of(key)])
+            if len(numbers) == 1:
+                by_record.setdefault(int(numbers[0]), failure)
+            elif len(by_record) <= most:
+                merge_records = partial(self._merge_records, key, records, numbers)
+                failures = failing(len(numbers), one_by_one(merge_records), most)
+                by_record |= {int(numbers[item]): failure for item, failure in failures.items()}
+        return by_record
+
+    def _merge_records(self, key: int, records: npt.NDArray[np.int64], numbers: Items, chosen: Items) -> None:
+        positions = self._rows_of(key)
+        self._merge(positions[np.isin(records[positions], numbers[chosen])], np.array([key]))
+
+    def _rows_of(self, key: int) -> npt.NDArray[np.int64]:
+        return np.arange(self._ends[key], self._ends[key + 1])
+
+    def _merge(self, positions: npt.NDArray[np.int64], keys: Items) -> None:
+        ids = self._groups.ids[positions]
+        begins = np.append(True, ids[1:] != ids[:-1])
+        groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
+        taken = pa.array(keys)
+        self._state.merge(self._rows.take(pa.array(positions)), groups, self._keys.take(taken), self._old.take(taken))

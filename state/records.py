@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..common.learned import learned
+from ..store.versions.codec import learned
 from ..store.versions.manifest import Input, Manifest, Output
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.read.multi_get import DueRows, LookUps
-from ..store.sst import expiry
+from ..store.sst import schema
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
 from ..store.sst.sorted_runs import bounds
@@ -98,8 +98,8 @@ class Step:
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
         """Return new rows as SSTs store them, and their largest event time; None unless rows expire by event time."""
-        new = expiry.with_expiry(new, self.table, self.clock_ms)
-        return new, expiry.latest_event_ms(new, self.table.ttl)
+        new = schema.with_expiry(new, self.table, self.clock_ms)
+        return new, schema.latest_event_ms(new, self.table.ttl)
 
     @property
     def state_now(self) -> Bound:

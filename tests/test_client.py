@@ -20,8 +20,7 @@ from slackwater.client.show.shown import Shown
 from slackwater.settings import Settings
 from slackwater.snapshot.bisect.verdict import Evaluation
 from slackwater.snapshot.take.audit_log import list_operations, record, record_once
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import keys
 

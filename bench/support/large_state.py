@@ -76,7 +76,7 @@ def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) 
     """The first version of an app of one stage: claimed, nothing read."""
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.kafka.open import open_kafka
-    from slackwater.pipeline.publish.prepare import create_internal
+    from slackwater.pipeline.publish.sinks import create_internal
     from slackwater.pipeline.run.claim import Claimer
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.batch.batch_report import BatchReport
+    from slackwater.pipeline.listener import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""

@@ -46,7 +46,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     from confluent_kafka.schema_registry.avro import AvroDeserializer
     from confluent_kafka.serialization import MessageField, SerializationContext
     from slackwater.pipeline.messages.decode import open_reader, read_batch
-    from slackwater.pipeline.messages.schema import Schema
+    from slackwater.pipeline.messages.registry import Schema
 
     text = json.dumps(ORDER)
     client = SchemaRegistryClient.new_client({"url": "mock://bench"})

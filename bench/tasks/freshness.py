@@ -94,8 +94,7 @@ def app_of(topic: str) -> sw.App:
 
 
 def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[float]:
-    from slackwater.pipeline.batch.batch_report import BatchReport
-    from slackwater.pipeline.listener import Callbacks
+    from slackwater.pipeline.listener import BatchReport, Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested

@@ -50,12 +50,11 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, dict[str, int]]:
     import slackwater as sw
-    from slackwater.pipeline.batch.batch_report import BatchReport
-    from slackwater.pipeline.listener import Callbacks
+    from slackwater.pipeline.listener import BatchReport, Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.run.stopping import Stop, StopRequested
-    from slackwater.snapshot.status.overview import hourly, recent
+    from slackwater.snapshot.status.cost import hourly, recent
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import history
 

@@ -100,8 +100,7 @@ def run(
 
         listener: Listener = reporter
         if metrics is not None:
-            from ...pipeline.run.health import Health
-            from ...pipeline.run.metrics import Metrics
+            from ...pipeline.run.monitoring import Health, Metrics
 
             observed = Metrics(Health(hung_after / 1_000))
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")

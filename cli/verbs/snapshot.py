@@ -13,7 +13,7 @@ from ..terminal import Progress
 
 if TYPE_CHECKING:
     from ...client import StoredApp
-    from ...snapshot.take.waiting import SnapshotProgress
+    from ...snapshot.take.taking import SnapshotProgress
 
 snapshot = group(
     "Take, list, show and remove snapshots of an app.",

@@ -11,8 +11,8 @@ import pyarrow as pa
 import urllib3
 
 from ... import errors
-from ...common.learned import learned
 from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
+from ...store.versions.codec import learned
 from ..when import in_words
 
 T = TypeVar("T")

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from ...common import instants
 from ...common.arguments import checked_methods
-from ...common.learned import learned
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned
 from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
+from ...store.versions.codec import learned
 from ..declared.questions import DiffOptions, VerifyOptions
 from ..moment import Moment, Tables
 from ..results import Difference, Verification

@@ -8,7 +8,6 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from ...common.arguments import checked_methods
-from ...common.learned import learned
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.cut.stored import Snapshot
@@ -19,6 +18,7 @@ from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
 from ...store.objects.counting import Reads
 from ...store.sst.arrow_types import to_arrow
+from ...store.versions.codec import learned
 from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from ..results import KeyHistory, Log
 from ..show import history

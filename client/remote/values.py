@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ...common.learned import learned
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.moments import ColumnMatch, TableDiff
-from ...snapshot.query.columns import TableColumn, value_of
+from ...snapshot.query.columns import TableColumn, value_of_json
 from ...snapshot.query.key_text import text_of_key
 from ...store.sst.arrow_types import to_arrow
+from ...store.versions.codec import learned
 
 
 def text(key: object) -> str:
@@ -26,7 +26,7 @@ def typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str
     """Convert a row from JSON to the types of its columns; JSON has no bytes and no dates."""
     if row is None:
         return None
-    return {name: value_of(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+    return {name: value_of_json(value, kinds[name]) if name in kinds else value for name, value in row.items()}
 
 
 def rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:

@@ -18,8 +18,8 @@ from ...snapshot.change.edit import EditDone
 from ...snapshot.change.stages import Rescaled, Retired
 from ...snapshot.gc.archives import ArchiveCollected
 from ...snapshot.gc.collect import Collected, Explanation
-from ...snapshot.status.archives import ArchiveStatus
-from ...snapshot.take.waiting import ask_whether_gone
+from ...snapshot.status.overview import ArchiveStatus
+from ...snapshot.take.taking import ask_whether_gone
 from ...store.versions.forgotten import Forgetting
 from ...store.versions.manifest import Manifest
 from . import values

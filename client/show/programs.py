@@ -14,7 +14,7 @@ from ...operations.from_spark.adopt.adopting import AdoptionPlan
 from ...operations.from_spark.adopt.adoption import Adopted, AdoptedBatch
 from ...operations.from_spark.adopt.shadow import ShadowBatch
 from ...operations.from_spark.attach.tail import Landed, ToAttach
-from ...pipeline.batch.batch_report import BatchReport
+from ...pipeline.listener import BatchReport
 from ...snapshot.change.migrate import Migrated, lines
 from ...snapshot.query.log import batches_brought
 from ...store.sst.arrow_types import python_values

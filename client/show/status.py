@@ -6,9 +6,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ...common import instants
-from ...snapshot.status.archives import ArchiveStatus
-from ...snapshot.status.lag import InputLag
-from ...snapshot.status.overview import AppCost, AppOverview, StageOverview
+from ...snapshot.status.cost import AppCost
+from ...snapshot.status.overview import AppOverview, ArchiveStatus, InputLag, StageOverview
 from ...snapshot.verify.report import CHECKS
 from ...store.versions.kinds import KINDS
 from . import formats

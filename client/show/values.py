@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from ...common.whole_file import check_folder, whole_file
 from ...errors import Refused, Usage
-from ...store.sst.arrow_types import hexadecimal, python_rows, python_values
-from ...store.sst.showable import escaped
+from ...store.sst.arrow_types import escaped, hexadecimal, python_rows, python_values
 from . import formats
 from .document import Cell, Name, TableBlock
 from .shown import fields

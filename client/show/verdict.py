@@ -14,7 +14,7 @@ from ...common import instants
 from ...snapshot.bisect.causes import CLASSES, NOTE, Behind, Cause
 from ...snapshot.bisect.session import KeptSearch
 from ...snapshot.bisect.verdict import MAX_ROWS, Address, Evaluation, Guilty, Verdict
-from ...snapshot.bisect.watcher import Findings, Invariant, State
+from ...snapshot.bisect.watcher import Findings, Invariant, InvariantState
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.diff.key_changes import KeyChanges
@@ -26,7 +26,7 @@ from .formats import MOST_SHOWN, plural
 from .shown import Result, fields
 from .values import changes, for_json, grid, readable, stream, word
 
-_STATES: dict[State, tuple[str, str]] = {
+_STATES: dict[InvariantState, tuple[str, str]] = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
     "unknown": ("cannot be evaluated", "cannot be evaluated"),
@@ -341,7 +341,7 @@ def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
         return verdict.keys.flat(), ""
-    return None, "no key is certain" if verdict.candidates else f"{verdict.stage} keeps no table, so no key turned bad"
+    return None, "no key is certain" if verdict.candidates else f"{verdict.stage} has no table, so no key turned bad"
 
 
 def records_data(records: pa.Table) -> list[dict[str, object]]:

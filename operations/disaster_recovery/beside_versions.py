@@ -42,8 +42,9 @@ def _check_name(copier: Copier, app: str, name: str) -> None:
     if replicated == history[: len(replicated)] and all(_is_copy(source, target, other) for other in related_apps):
         return
     raise Refused(
-        f"{app} of {source.url} has to do with the name {name!r}, and {target.url} has another app of that name",
-        hint="choose another root: names of apps go along, and are each one app's",
+        f"cannot replicate {app}: it took part in promotions of the name {name!r}, and {target.url} has another app "
+        "of that name",
+        hint="choose another store root: a replica includes the names of its app",
     )
 
 

@@ -78,7 +78,7 @@ class Drill:
         return sum(ms for name, ms in self.steps if name not in _AFTER)
 
 
-_AFTER = ("compare with the app", "read the replica again", "read what would run again", "remove the clone")
+_AFTER = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
 """Steps of a drill that a recovery does not have."""
 
 
@@ -105,12 +105,12 @@ def drill(
         replica_info, _ = find_replica(target, app)
         if replica_info.state != "copy":
             raise Refused(
-                f"{app} under {target.url} was recovered: there is no replica to drill with",
+                f"{app} under {target.url} was recovered: it is no longer a replica, so there is nothing to drill",
                 hint=f"replicate it to another root: slackwater replicate {app} --store {target.url} --to ROOT",
             )
         old = primary(replica_info.root) if primary is not None else None
         doing(f"looking at {replica_info.root}")
-        with clock.step("look at where it runs"):
+        with clock.step("inspect the app's store"):
             observed = look(old, replica_info.root, app, replica_info.created_ms, target.url)
         observed.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
@@ -121,7 +121,7 @@ def drill(
             start, channels = resolve(target, ref, now_ms=0), cast("Topics", _Proved(kafka))
             scratch = ScratchClone(target, ref, start, name, clone_terms, channels, by, outside, partial(pause, 1.0))
             scratch.drop()
-            with clock.step("make it ready to run"):
+            with clock.step("prepare the run"):
                 scratch.make(noted=False)
             break
         except NotFound:  # replication has replaced the cut meanwhile
@@ -129,14 +129,14 @@ def drill(
                 raise
             clock.took.clear()
     try:
-        doing("comparing and reading again")
+        doing("comparing and verifying")
         with clock.step("compare with the app"):
             tables, why_not = _compared(old if observed.heads else None, target, plan)
         origin = apps.read_app(target, name).origin
         assert origin is not None  # noqa: S101  it is a clone
-        with clock.step("read the replica again"):
+        with clock.step("read the replica"):
             replica = verify(target, f"{app}@{origin.snapshot}", now_ms=instants.now_ms(), deep=True, reader=None)
-        with clock.step("read what would run again"):
+        with clock.step("read the recovered app"):
             recovered = verify(target, name, now_ms=instants.now_ms(), deep=True, reader=None)
     finally:
         if not keep:
@@ -182,7 +182,7 @@ def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
         try:
             same[stage] = "equal" if store.get(key) == target.get(key) else "different"
         except ObjectNotFound:
-            why_not = f"v{manifest.version} of {stage} was collected there since"
+            why_not = f"v{manifest.version} of {stage} was garbage-collected there"
         except SlackwaterError as error:
             why_not = error.message
     return tuple(_proofs(plan, same)), why_not

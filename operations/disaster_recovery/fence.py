@@ -35,10 +35,8 @@ class RecoveredElsewhere(Refused):
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
-            f"{app} of {root} was recovered already, and runs under {runs} since: recovered from here too, two would "
-            "run",
-            hint=f"slackwater status {app} --store {runs}; a replica of that, under a root of its own, is what can be "
-            "recovered next",
+            f"{app} of {root} was already recovered and runs under {runs}: recovering it again would run it twice",
+            hint=f"slackwater status {app} --store {runs}; to be able to recover it, replicate it to another root",
         )
 
 
@@ -48,11 +46,11 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: st
     Versions that an earlier recovery to `to` committed there to fence the app are left out.
     """
     if store is None:
-        return Primary(root, {}, "it was not asked")
+        return Primary(root, {}, "it was not contacted")
     try:
         info = apps.find_app(store, app)
         if info is None or info.created_ms != created_ms:
-            return Primary(root, {}, "it has no such app any more")
+            return Primary(root, {}, "it no longer has this app")
         role = find(store, app)
         left_for = role.root if role is not None and role.state == "left" else ""
         heads = heads_of(store, app, history.list_stages(store, app))

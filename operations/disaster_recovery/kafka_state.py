@@ -42,11 +42,11 @@ def records_in_flight(
         elif state.receiver:
             missing.append(state)
     if missing and reader is None:
-        return (), _unread(sum(state.rows for state in missing), "records on the way between stages")
+        return (), _unread(sum(state.rows for state in missing), "in-flight records")
     try:
         return (*captured, *(capture(target, cut.app, name, missing, reader) if reader is not None else ())), ""
     except (Corruption, Refused, Unavailable) as error:
-        return (), f"records on the way between stages are not kept: {error.message}"
+        return (), f"in-flight records are not copied: {error.message}"
 
 
 def sink_rests(
@@ -63,12 +63,12 @@ def sink_rests(
                     SinkRest(head.stage, sink, rows) for rows in capture(target, cut.app, name, [state], reader)
                 ]
             except (Corruption, Refused, Unavailable) as error:
-                return (), f"rows for the sink {sink!r} are not kept: {error.message}"
+                return (), f"rows for the sink {sink!r} are not copied: {error.message}"
     return tuple(unpublished), ""
 
 
 def _unread(rows: int, label: str) -> str:
-    return f"{rows:,} {label} are not kept: nothing says where Kafka is (--kafka)"
+    return f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:

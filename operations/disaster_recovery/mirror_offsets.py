@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import NotFound, Refused
-from ...pipeline.kafka.failover import Sync
+from ...pipeline.kafka.channels import Sync
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.replicas import Anchor
 
@@ -57,7 +57,7 @@ def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
     for name in (f"{alias}.{topic}", topic):
         if kafka.ends(name) is not None:
             return name
-    hint = f"mirror {topic}, or say what it is called there: --topic {topic}=OTHER"
+    hint = f"mirror {topic}, or give its name in this Kafka: --topic {topic}=OTHER"
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
@@ -68,7 +68,7 @@ def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
     """
     now = kafka.state(source.topic)
     if now is None or source.partition >= len(now.ends):
-        hint = "make it again with as many partitions, or say which topic has its records: --topic NAME=OTHER"
+        hint = "create it with as many partitions, or name the topic that has its records: --topic NAME=OTHER"
         raise NotFound("Kafka topic", f"{source.topic}[{source.partition}]", (), hint=hint)
     first, end = now.earliest[source.partition], now.ends[source.partition]
     if source.offset == 0:
@@ -84,18 +84,18 @@ def _check_same_offset(kafka: Topics, source: Source, first: int, end: int) -> R
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
-            f"{at} is to be read on from {source.offset}, but holds {first}..{end}",
-            hint="is it a mirror of the cluster that was lost? Then say of which: --mirror ALIAS",
+            f"{at} must be read from offset {source.offset}, but holds offsets {first}..{end}",
+            hint="if this Kafka is a mirror of the lost cluster, give its alias: --mirror ALIAS",
         )
     present = kafka.before(source.topic, source.partition, source.offset, len(source.anchors))
     # Retention may have deleted the first of them.
     digests = {anchor.offset: anchor.digest for anchor in source.anchors}
     if any(digests.get(anchor.offset, anchor.digest) != anchor.digest for anchor in present):
         raise Refused(
-            f"{at} has other records before offset {source.offset} than those that the app has read: it is another "
-            "topic, or a mirror whose offsets differ",
-            hint="where it is a mirror, say of which cluster: --mirror ALIAS; else say which topic has the records: "
-            "--topic NAME=OTHER",
+            f"the records of {at} before offset {source.offset} are not those that the app has read: it is another "
+            "topic, or a mirror with other offsets",
+            hint="for a mirror, give the alias of its cluster: --mirror ALIAS; else name the topic that has the "
+            "records: --topic NAME=OTHER",
         )
     return ReadOn(source.offset, "same offset")
 
@@ -113,22 +113,22 @@ def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: 
             (hit,) = positions
             lacks = hit.count < len(source.anchors)
             return ReadOn(hit.offset, "end" if lacks else "records", unmirrored=lacks)
-        reason = "lie in it more than once" if positions else "are not in it"
+        reason = "occur in it more than once" if positions else "are not in it"
         why = f"the last {len(source.anchors)} records that the app has read {reason}"
     else:
         exact = _mirror_offset(syncs, source.offset)
         if exact is not None and first <= exact <= end:
             return ReadOn(exact, "mirror")
         near = _last_sync(syncs, source.offset)
-        why = "the replica kept no records of it, and MirrorMaker 2 says nothing of it"
+        why = "the replica has no records of it, and MirrorMaker 2 has no offset sync for it"
         if near is not None:
             why = (
-                "the replica kept no records of it, and MirrorMaker 2 knows only that offset "
-                f"{near[0]} is {near[1]} there: of the {source.offset - near[0]:,} behind that, some may be no records"
+                "the replica has no records of it, and the nearest offset sync of MirrorMaker 2 maps "
+                f"{near[0]} to {near[1]}: some of the {source.offset - near[0]:,} offsets after that may hold no record"
             )
     raise Refused(
-        f"where {source.read}[{source.partition}] offset {source.offset} is in {at} cannot be told: {why}",
-        hint="run `slackwater replicate` with --kafka, so that it keeps them; or say where to read on: "
+        f"cannot find offset {source.offset} of {source.read}[{source.partition}] in {at}: {why}",
+        hint="run `slackwater replicate` with --kafka, so that it copies them; or give the offset: "
         f"--from-offset {source.read}[{source.partition}]=OFFSET",
     )
 

@@ -232,7 +232,7 @@ def recover(
     old = primary(replica.root) if primary is not None else None
     if decided is None:
         doing(f"looking at {replica.root}")
-        with clock.step("look at where it ran"):
+        with clock.step("inspect the old store"):
             observed = look(old, replica.root, app, replica.created_ms, target.url)
         observed.check_not_left(app, target.url)
         with clock.step("check the replica and Kafka"):
@@ -248,16 +248,16 @@ def recover(
     if plan is not None:
         if old is not None and observed.heads:
             doing(f"fencing {app} under {replica.root}")
-            with clock.step("fence where it ran"):
+            with clock.step("fence the old runner"):
                 fenced = fence(old, observed, app, target.url, replica.created_ms, by=note.by, now_ms=instants.now_ms())
             if not as_it_is:
-                with clock.step("copy what is new there"):
+                with clock.step("copy new commits"):
                     caught_up, why_not = _catch_up(old, target, app, by, reader)
                 plan = make_plan(target, app, kafka, observed, terms)
-        doing("carrying what was on its way")
+        doing("copying in-flight records")
         decided = _decide(target, plan, kafka, note, clock)
     assert decided is not None  # noqa: S101  it was decided, or is now
-    with clock.step("make it ready to run"):
+    with clock.step("prepare the run"):
         versions = _finish(target, app, decided, kafka, note, plan)
     return Recovered(
         app,
@@ -278,8 +278,8 @@ def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
     existing = notes.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
     if existing != expected:
         raise Refused(
-            f"{app} is being recovered from {target.url} by {existing.by} at this moment",
-            hint="let that end; where it has died, the same command finishes it",
+            f"{existing.by} is recovering {app} from {target.url} at the same time",
+            hint="wait for that recovery; if it was killed, run the same command again to finish it",
         )
     return existing
 
@@ -305,7 +305,7 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
     """Copy in-flight records, and decide how each stage is migrated. Returns the first decision."""
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
-    with clock.step("carry what was on its way"):
+    with clock.step("copy in-flight records"):
         migrated = steps(target, plan, kafka, number)
     if plan.topics != note.topics:
         notes.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))

@@ -14,8 +14,7 @@ from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, without_retired
 from ...snapshot.cut.replicas import Replica, ReplicaCut
 from ...snapshot.cut.stored import Snapshot, read_snapshot
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...state.records import windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
@@ -89,13 +88,15 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     replica = replicas.find(target, app)
     if replica is None:
         candidates = tuple(name for name in target.list_folders("") if replicas.find(target, name))
-        raise NotFound("replica", app, candidates, hint=f"looked under {target.url}; --from says where it is")
+        raise NotFound(
+            "replica", app, candidates, hint=f"looked under {target.url}; for another store root: --from ROOT"
+        )
     history.list_stages(target, app)  # raises if the replica is half removed
     check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
-    cut = replicas.newest_cut(target, app)
+    cut = replicas.CUTS.newest(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
-            f"the replica of {app} under {target.url} is not whole: its first copy was broken off",
+            f"the replica of {app} under {target.url} is incomplete: its first copy was interrupted",
             hint=f"finish it, while {replica.root} can be read: slackwater replicate {app} --to {target.url} --once",
         )
     return replica, cut
@@ -137,7 +138,7 @@ def _plan_of(
     if wrong := violations(cut.stages):
         raise Refused(
             f"the cut of the replica is not consistent: {'; '.join(wrong)}",
-            hint=f"`slackwater verify {app} --store {target.url}` says what is damaged",
+            hint=f"`slackwater verify {app} --store {target.url}` lists what is damaged",
         )
     heads = heads_of(target, app, tuple(target.list_folders(keys.stages(app))))
     _check_names(app, heads, stages)
@@ -174,8 +175,8 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
     for stage, head in heads.items():
         if stage in stages and head.called and not stages[stage].called:
             raise Refused(
-                f"copying {app} was broken off amidst a migration that renames {stage} to {head.called}",
-                hint=f"clone the replica's cut, and run the program of then as the clone: slackwater clone {app} NAME",
+                f"replication of {app} was interrupted during a migration that renames {stage} to {head.called}",
+                hint=f"clone the replica's cut, and run the earlier program as the clone: slackwater clone {app} NAME",
             )
 
 
@@ -230,10 +231,10 @@ def _check_kept(
             kafka.check_topic(state.topic, state.starts, state.topic_id)
         except SlackwaterError as error:
             raise Lacking(
-                f"{state.rows} rows were on the way on {state.channel!r}, and are in no place any more: "
+                f"{state.rows} in-flight rows on {state.channel!r} no longer exist: "
                 f"{replicated.lacks or error.message}",
-                hint=f"bring back the Kafka that has {state.topic}; or clone an earlier moment, at which nothing was "
-                f"on the way: slackwater clone {app}@REF NAME",
+                hint=f"restore the Kafka that has {state.topic}; or clone an earlier moment without in-flight rows: "
+                f"slackwater clone {app}@REF NAME",
             ) from None
 
 

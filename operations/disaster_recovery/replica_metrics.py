@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...pipeline.run.metrics import serve
+from ...pipeline.run.monitoring import serve
 from .replicate import Round
 
 
@@ -20,14 +20,15 @@ class ReplicaMetrics:
             return Counter(name, text, names, namespace="slackwater", registry=self.registry).labels(app, root)
 
         self._seen = gauge(
-            "replica_complete_timestamp_seconds", "When the replica lacked nothing: what came later would be lost."
+            "replica_complete_timestamp_seconds",
+            "Time up to which the replica is complete; later commits would be lost.",
         )
-        self._commit = gauge("replica_commit_timestamp_seconds", "When the newest commit in the replica was made.")
-        self._lacks = gauge("replica_lacks", "1 when records on the way are not kept with the newest cut, else 0.")
-        self._round = gauge("replica_round_seconds", "What the last round took.")
+        self._commit = gauge("replica_commit_timestamp_seconds", "Time of the newest commit in the replica.")
+        self._lacks = gauge("replica_lacks", "1 if the newest cut lacks in-flight records, else 0.")
+        self._round = gauge("replica_round_seconds", "Duration of the last round.")
         self._objects = counter("replica_copied_objects", "Objects copied.")
-        self._bytes = counter("replica_copied_bytes", "Their bytes.")
-        self._removed = counter("replica_removed_objects", "Objects that went, as they did from the app.")
+        self._bytes = counter("replica_copied_bytes", "Bytes copied.")
+        self._removed = counter("replica_removed_objects", "Objects deleted because the app deleted them.")
 
     def observe(self, done: Round) -> None:
         """Record the result of a round."""
@@ -40,5 +41,5 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        """Serve `GET /metrics` on a port, by `pipeline.run.metrics.serve`; returns the port."""
+        """Serve `GET /metrics` on a port, by `pipeline.run.monitoring.serve`; returns the port."""
         return serve(self.registry, port)

@@ -8,8 +8,7 @@ from ...errors import Forbidden, ObjectNotFound, Refused, Usage
 from ...snapshot.cut import replicas
 from ...snapshot.cut.replicas import Replica
 from ...snapshot.take.audit_log import record_once
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys, notes
 from ..staging.clone_plan import check_roots
@@ -31,7 +30,9 @@ class Pair:
         """
         app, source_url, target_url = self.app, self.store.url, self.target.url
         if source_url == target_url:
-            raise Usage(f"{app} is under {source_url} itself", hint="--to takes another store root, best elsewhere")
+            raise Usage(
+                f"{app} cannot be replicated to its own store root, {source_url}", hint="--to takes another store root"
+            )
         check_roots(self.store, self.target, deep=False)
         info, replica = apps.read_app(self.store, app), replicas.find(self.target, app)
         if not recovering:
@@ -42,13 +43,13 @@ class Pair:
             stages = self.target.list_folders(keys.stages(app))
             if apps.find_app(self.target, app) or any(history.head(self.target, app, stage) for stage in stages):
                 raise Refused(
-                    f"{where} is there already, and is no replica: nothing was written",
-                    hint="choose another root: a replica begins where there is no app of that name",
+                    f"{where} already exists and is not a replica: nothing was written",
+                    hint="choose a store root without an app of that name",
                 )
             return None
         if replica.created_ms != info.created_ms:
             raise Refused(
-                f"{where} is a replica of another app {app!r}: of the one under {replica.root} that was created "
+                f"{where} is a replica of another app {app!r}, of {replica.root}, created "
                 f"{instants.when(replica.created_ms)}; that of {source_url} was {instants.when(info.created_ms)}",
                 hint="choose another root",
             )
@@ -66,8 +67,8 @@ class Pair:
             )
         done = "recovered" if replica.state == "recovered" else "left behind by a recovery"
         return Refused(
-            f"{where} was {done} {instants.when(replica.time_ms)} by {replica.by}: it is no replica any more",
-            hint="choose another root; where the app runs now says `slackwater status`",
+            f"{where} was {done} {instants.when(replica.time_ms)} by {replica.by}: it is no longer a replica",
+            hint="choose another root; `slackwater status` shows where the app runs now",
         )
 
     def begin(self, by: str) -> None:
@@ -97,9 +98,9 @@ class Pair:
                 return  # collected: `every_version` has checked that it was not too early
             has = f"v{newest.version}" if newest is not None else "no version"
             raise Refused(
-                f"{self.target.url} has {self.app}/{stage} up to v{version}, and {self.store.url} has {has}: the "
-                "replica was written to by others, or the app was set back",
-                hint=f"look at both (slackwater log {self.app}); a replica of what is there now needs another root",
+                f"{self.target.url} has {self.app}/{stage} up to v{version}, but {self.store.url} has {has}: "
+                "something else wrote to the replica, or the app's store was restored from a backup",
+                hint=f"compare both (slackwater log {self.app}); to replicate the app as it is, choose another root",
             ) from None
         if self.target.get(key) != source_data:
             raise self.by_hand(key)
@@ -108,10 +109,10 @@ class Pair:
         """Return the error for an object of the target that differs from the app's object with that key."""
         self.check_not_recovering()
         return Refused(
-            f"object {key} under {self.target.url} is not that of {self.store.url}: the replica was written to by "
-            "others; nothing of it was changed",
-            hint=f"look at what was done there: slackwater log {self.app} --store {self.target.url}; a replica that "
-            "can be trusted needs another root",
+            f"object {key} under {self.target.url} differs from that of {self.store.url}: something else wrote "
+            "to the replica; nothing was changed",
+            hint=f"see what was done there: slackwater log {self.app} --store {self.target.url}; for a replica "
+            "that can be trusted, choose another root",
         )
 
     def note_begun(self, by: str) -> None:

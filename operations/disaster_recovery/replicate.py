@@ -124,8 +124,8 @@ class Replicator:
             except _Raced:
                 if is_last:
                     raise Refused(
-                        f"somebody else copies {self.app} to {self.target.url}, and was faster {_ATTEMPTS} times",
-                        hint="nothing is lost: that one goes on, and so does this one when it is started again",
+                        f"another process replicates {self.app} to {self.target.url} and was faster {_ATTEMPTS} times",
+                        hint="nothing is lost: the other process continues, and this command can be run again",
                     ) from None
             except (Corruption, NotFound, ObjectNotFound):
                 # Objects that were collected or rewritten by `forget` during the round are not missing.
@@ -167,7 +167,7 @@ class Replicator:
         todo = self._plan()
         if not begun:
             self.pair.begin(self.by)
-        last = replicas.newest_cut(self.target, self.app)
+        last = replicas.CUTS.newest(self.target, self.app)
         self._copy_rules()
         for stage, head in self._target_heads():
             if self._same.get(stage) != head.version:
@@ -224,9 +224,9 @@ class Replicator:
         ssts = {sst.object: sst for _, _, manifest in manifests for sst in all_ssts(manifest)}
         if elsewhere := next((sst.root for sst in ssts.values() if sst.root), ""):
             raise Refused(
-                f"{self.app}/{stage} names SSTs under {elsewhere}, as a clone across roots does: a replica would not "
-                "hold all that it needs",
-                hint=f"replicate a clone with everything of its own: slackwater clone {self.app} NAME --deep --to ROOT",
+                f"{self.app}/{stage} uses SSTs under {elsewhere}, as a clone across roots does: its replica would be "
+                "incomplete",
+                hint=f"replicate a deep clone instead: slackwater clone {self.app} NAME --deep --to ROOT",
             )
         self.copier.ssts(ssts.values(), may_be_gone=bool(self._forgotten))
         # In ascending order, so that no version is missing before the newest one.

@@ -48,11 +48,11 @@ def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> To
         first = limit.first.get(stage) or history.first_version(store, app, stage)
         if 0 < has < first - 1:
             raise Refused(
-                f"the replica has {app}/{stage} up to v{has}, and {store.url} from v{first} on: what came between was "
-                "collected there (slackwater gc) before it was copied",
-                hint=f"begin another replica: slackwater replicate {app} --to another root. This one stays what it is, "
-                "and can be recovered, until that one is whole; let gc keep versions for longer than a replica may "
-                "be behind ([retention] all)",
+                f"the replica has {app}/{stage} up to v{has}, and {store.url} only from v{first} on: gc deleted the "
+                "versions in between before they were copied",
+                hint=f"start a new replica: slackwater replicate {app} --to another root. This one can still be "
+                "recovered until the new one is complete; have gc keep versions for longer than a replica may lag "
+                "([retention] all)",
             )
         older = limit.kept.get(stage, ()) if not has else ()
         versions[stage] = (*older, *range(max(has + 1, first), head + 1))

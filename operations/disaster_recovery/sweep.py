@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused
 from ...snapshot.cut.replicas import CUTS, PREFIX, ReplicaCut, find, older_cuts
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot, of_snapshot
-from ...snapshot.take.remove import remove, remove_records
+from ...snapshot.take.snapshots import remove, remove_records
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, forgotten, history, horizon, keys
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut

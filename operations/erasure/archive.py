@@ -11,7 +11,7 @@ from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
-from ...snapshot.status.archives import archives_of
+from ...snapshot.status.overview import archives_of
 from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
@@ -76,7 +76,7 @@ def take_out(
             # If one of them was merged meanwhile this changes nothing, and the next round searches again.
             index.change(store, archive, index.exchanged(changes, forgotten=True), by=by, now_ms=now_ms())
     raise CommitConflict(
-        f"the input archive of {search.member.app} kept changing while keys were to be forgotten", version=0
+        f"the input archive of {search.member.app} kept changing while keys were taken out of it", version=0
     )
 
 

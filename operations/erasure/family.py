@@ -14,9 +14,7 @@ from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.query.columns import parse_keys
 from ...snapshot.query.key_text import key_of
-from ...snapshot.under_way.clones import clone_lives, shared
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion, clone_lives, shared
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
@@ -45,7 +43,7 @@ class KeysAsked:
         for line in lines:
             table, equals, key = line.partition("=")
             if not (table and equals):
-                raise Usage("a key to be forgotten has no table, or no '='", hint=f"expected {_SHAPE}")
+                raise Usage("a key to forget lacks its table, or the '='", hint=f"expected {_SHAPE}")
             keys_by_table.setdefault(table, {})[key] = None
         return cls._checked(keys_by_table, also)
 
@@ -63,9 +61,9 @@ class KeysAsked:
     ) -> "KeysAsked":
         count = sum(map(len, keys_by_table.values()))
         if not count:
-            raise Usage("there is no key to be forgotten", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
+            raise Usage("no key to forget was given", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
         if count > _MOST:
-            raise Usage(f"{count:,} keys are more than are forgotten at once", hint=f"at most {_MOST:,}")
+            raise Usage(f"{count:,} keys are too many for one call", hint=f"at most {_MOST:,}")
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
@@ -204,9 +202,9 @@ def _check_uses_no_other(member: Member) -> None:
     for owner, root in owners.items():
         where = f" under {root}" if root else ""
         raise Refused(
-            f"app {member.app!r} shares SSTs with {owner!r}{where}, from which it was cloned: forgotten here alone, "
-            "the key would still be there",
-            hint=f"forget it in {apps.called(member.store.at(root)).get(owner, owner)}: its clones are part of that",
+            f"app {member.app!r} is a clone that still uses files of {owner!r}{where}: forgotten only here, the key "
+            "would remain there",
+            hint=f"forget it in {apps.called(member.store.at(root)).get(owner, owner)}: that includes its clones",
         )
 
 
@@ -218,9 +216,9 @@ def check_tables(member: Member, requested: KeysAsked) -> None:
     for table in requested.tables:
         if table not in current and (stage := owner(table, member.heads)) != table:
             raise Refused(
-                f"{table} is a table beside that of {stage}, as of rejected records, which are no rows of a person: "
-                "they are found by the keys themselves",
-                hint="give the key of the stage's own table",
+                f"{table} is a side table of {stage}, such as that of rejected records: its rows are found by the keys "
+                f"of {stage}",
+                hint=f"give the key of the stage's own table: --key {stage}=KEY",
             )
         if table not in current | previous:
             raise NotFound(f"table of app {member.app!r}", table, sorted(current))

@@ -31,8 +31,7 @@ from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.stored import notify
 from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import forgotten, keys
@@ -133,8 +132,8 @@ def forget(
         search.check_clear()
     if searches[0].texts.stand_in(why()):
         raise Usage(
-            "the message has a key that is to be forgotten, and would stay in the log of operations",
-            hint="name the request by a number",
+            "the message contains a key to be forgotten, and the log of operations would keep it",
+            hint="refer to the request by a ticket number",
         )
     work = Work(requested, searches, by, now_ms, on_progress)
     other_tables = _tables_without_keys(first, requested)
@@ -284,7 +283,7 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
     members = family_of(store, app)
     note = forgotten.under_way(store, app)
     if note is None:
-        raise Refused(f"no keys of {app} are being forgotten: there is nothing to give up")
+        raise Refused(f"no forget of {app} was interrupted: there is nothing to give up")
     record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
     for member in reversed(members):
         forgotten.end(member.store, member.app)
@@ -366,7 +365,7 @@ def _check_held(app: str, holding: Sequence[Held], store: ObjectStore) -> None:
     if not holding:
         raise Refused(
             f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
-            hint=f"`slackwater log {app} --operations` tells what was forgotten; a key is meant to the letter",
+            hint=f"`slackwater log {app} --operations` lists what was forgotten; a key must match exactly",
         )
 
 

@@ -19,7 +19,7 @@ from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import read_object
-from ...snapshot.under_way.edit_request import EDITS
+from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
 from ...store.compaction.merge import Chosen, of_keys, whole_blocks
@@ -156,7 +156,7 @@ class Search:
         matches = match(rows, [*rules], self.keys, self.formats)
         undecided = rows.num_rows - int(matches.mask.sum())
         for column in self.fields.unclear(place) if undecided else ():
-            matches.unproved[f"which field leads to {column}, only the program knows (--field)"] = undecided
+            matches.unproved[f"only the program knows which field becomes {column} (--field)"] = undecided
         for why, records in matches.unproved.items() if key else ():
             self.note(key, kind, place, why, records)
         return matches
@@ -199,7 +199,7 @@ class Search:
         for place, value in enumerate(rows["value"].to_pylist()):
             if (sent := message_rows(value or b"")) is None:
                 if key:
-                    self.note(key, _REJECTED, name, "no message between stages", 1)
+                    self.note(key, _REJECTED, name, "not a message between stages", 1)
                 continue
             row_matches = self.matches(_REJECTED, name, key, sent)
             matches.mask[place] = row_matches.mask.any()
@@ -394,7 +394,7 @@ class Search:
         except ObjectNotFound:
             return False
         except (pa.ArrowException, OSError) as error:
-            raise Corruption(f"{key} is no Parquet that can be read: {error}", object_key=key) from error
+            raise Corruption(f"cannot read {key} as Parquet: {error}", object_key=key) from error
         if hashes is not None and np.isin(rows[HASH].to_numpy(), hashes).any():
             return True
         return "input" in rows.column_names and bool(self.rejected(key, rows).mask.any())
@@ -418,7 +418,7 @@ def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
             for rows in channels.read(state) if channels is not None else ():
                 for text, count in search.matches(UNREAD, state.channel, state.topic, rows).fields.items():
                     fields[text] = fields.get(text, 0) + count
-            why = "" if channels is not None else "nothing says where Kafka is"
+            why = "" if channels is not None else "no Kafka configured"
         except SlackwaterError as error:
             why = error.sentence
         if why:

@@ -130,8 +130,8 @@ class KeyFields:
                 table = column.partition(".")[0]
                 kind = "repartition topic" if place in self.channels else "topic"
                 raise Refused(
-                    f"which field of {kind} {place!r} leads to {column} of {app}, only the program knows: its records "
-                    "that are stored cannot be told apart",
+                    f"only the program knows which field of {kind} {place!r} becomes {column} of {app}: its stored "
+                    "records cannot be searched for the key",
                     hint=f"name it: --field {table}=FIELD, such as --field '{table}=$.user.id'; or write [forget] "
                     f'{table} = ["$.user.id"] in slackwater.toml',
                 )
@@ -221,7 +221,7 @@ class KeyFields:
                     continue
                 if len(steps) > _MOST:
                     key = keys.manifest(self.heads[at].app, at, self.heads[at].version)
-                    raise Corruption(f"the lineage in {key} has more fields than there can be", object_key=key)
+                    raise Corruption(f"the lineage in {key} has too many fields: it is damaged", object_key=key)
                 steps[step] = None
                 if read.upstream in self.heads:
                     waiting.append((read.upstream, self._sources_of(read.upstream, source), step.by))

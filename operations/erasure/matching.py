@@ -166,7 +166,7 @@ class _Documents:
                     for value in leaves_of(document, steps):
                         yield row, value
                 except Unreadable:
-                    self.unread[row] = f"{comparison.text} goes on below text that is no JSON"
+                    self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
             for values, rows in read.structs:
                 for nested in leaves(values, steps, rows):
                     if nested.below:
@@ -180,7 +180,7 @@ class _Documents:
                 for value in leaves_of(as_text(text), column.below):
                     yield row, value
             except Unreadable:
-                self.unread[row] = f"{comparison.text} goes on below text that is no JSON"
+                self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
 
     def _parsed(self, column: Leaves, how: str) -> "_Parsed":
         read = _Parsed()
@@ -222,7 +222,7 @@ class _Documents:
             self.unread[row] = "bytes of an unknown schema" if binary else "neither JSON nor of a known schema"
 
     def _of_format(self, data: pa.Array, rows: Rows, how: str) -> list[tuple[pa.Array, Rows]]:
-        why = "no way to decode messages of a schema registry here"
+        why = "messages of a schema registry cannot be decoded here"
         if self.formats is not None:
             try:
                 parts, bad = self.formats.decoded(how, data)

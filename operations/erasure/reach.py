@@ -42,16 +42,16 @@ def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[Out
             kind = f"{count:,} offsets of {topic} that {member.app} has read and has yet to archive"
             unreached["archive", f"{member.store.url} {member.app} {topic}"] = OutOfReach("archive", kind)
         if any(snapshot.name.startswith(_PINS) for snapshot in list_snapshots(member.store, member.app)):
-            kind = f"Iceberg tables of {member.app}: they are broken until they are exported the next time"
+            kind = f"Iceberg tables of {member.app}, which are broken until the next export"
             unreached["iceberg", f"{member.store.url} {member.app}"] = OutOfReach("iceberg", kind)
         for name in _deep_clones(member):
             unreached["deep clone", name] = OutOfReach("deep clone", name)
     return (
         *unreached.values(),
         OutOfReach("handed out", "bundles of replays, reports, exported files, backups"),
-        OutOfReach("sink", "what the readers of sinks have made of it"),
+        OutOfReach("sink", "whatever consumers of sinks have stored"),
         OutOfReach("cache", "SSTs in caches of other machines, which nothing reads any more"),
-        OutOfReach("replica", "replicas under other roots, until they are replicated the next time"),
+        OutOfReach("replica", "replicas under other roots, until they are next replicated"),
     )
 
 

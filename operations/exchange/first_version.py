@@ -13,7 +13,7 @@ from ulid import ULID
 from ...common import instants
 from ...errors import NotFound, Refused
 from ...pipeline.api.app import App
-from ...pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
+from ...pipeline.api.topic import starting_at, starting_offsets_in, stored_starts
 from ...pipeline.batch.schemas import Shape, shapes
 from ...pipeline.kafka.open import wait_for
 from ...pipeline.kafka.protocol import Kafka
@@ -108,7 +108,7 @@ def first_version(
     if declared.state is None:
         stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
         raise Refused(
-            f"stage {program.name}/{stage} keeps no table, so it cannot begin with rows",
+            f"stage {program.name}/{stage} has no table, so it cannot begin with rows",
             hint=f"stages with state: {stages_with_state or 'none'}",
         )
     wait_for(kafka, _PATIENCE_S)

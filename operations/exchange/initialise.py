@@ -28,9 +28,8 @@ from ...snapshot.take.audit_log import record_once
 from ...store.objects.many import many
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.sst.expiry import latest_event_ms, with_expiry
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ...store.sst.schema import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
+from ...store.sst.schema import HASH, OP, PREV, PUT, SEQ, arrow_schema, latest_event_ms, sst_schema, with_expiry
 from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
@@ -293,7 +292,7 @@ def initialise(
     table = first.table
     if table is None:
         raise Refused(
-            f"stage {first.app}/{first.stage} keeps no table, so it cannot begin with rows",
+            f"stage {first.app}/{first.stage} has no table, so it cannot begin with rows",
             hint="choose a stage that declares state=",
         )
     check_free(store, first.app, first.stage)

@@ -91,8 +91,8 @@ def _tables_of(
             raise is_retired(head)
         if names and all_have_one and head.table is None:
             raise Refused(
-                f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",
-                hint=f"`slackwater status {app}` tells the keys of those that keep one",
+                f"stage {app}/{head.stage} has no table, so there is nothing to compact",
+                hint=f"`slackwater status {app}` shows which stages have one",
             )
     return tuple(head for head in heads if head.table is not None)
 

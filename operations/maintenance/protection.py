@@ -50,7 +50,7 @@ def lift(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "")
     name = _name(store, app)
     if (protection := find(store, app)) is None:
         return False
-    check(store, app, "to protect it no more", typed, called)
+    check(store, app, "to turn its protection off", typed, called)
     record_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
     for protected in (app, name):  # it may have been protected as a clone, before it had the name
         store.delete(keys.protected(protected))
@@ -81,7 +81,7 @@ def _name(store: ObjectStore, app: str) -> str:
     apps.read_app(store, app)
     if (has := apps.folder_of(store, app)) != app:
         raise Refused(
-            f"the name {app} went over from this app to the one in folder {has}, and a name is protected for both",
-            hint=f"protect {app}: whatever could lose something of either wants its name then",
+            f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
+            hint=f"protect {app}: destructive commands on either app then ask for that name",
         )
     return apps.name_of(store, app) or app

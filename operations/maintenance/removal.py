@@ -22,7 +22,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import NotFound, Refused
-from ...snapshot.change.first_versions import topics_of
+from ...snapshot.change.first_versions import topics_of_unfinished
 from ...snapshot.change.stages import commit_retired
 from ...snapshot.change.switch import give_up
 from ...snapshot.cut.graph import order
@@ -31,9 +31,8 @@ from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
 from ...snapshot.take.audit_log import Operation, why
-from ...snapshot.take.remove import remove as remove_snapshot
-from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.take.snapshots import remove as remove_snapshot
+from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, history, horizon, keys, limits, notes
@@ -151,7 +150,7 @@ def remove_app(
         # Until then a writer may commit without looking.
         settled_ms = max(written, default=0) + horizon.SETTLED_MS
         while heads and (left_s := (settled_ms - storage_clock_ms(store, app)) / 1_000) > 0:
-            on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+            on_wait(f"every stage of {app} is retired; waiting {left_s:.0f} s until no runner of it can write any more")
             pause(left_s)
         removal = notes.add(store, keys.removing(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
@@ -160,8 +159,8 @@ def remove_app(
             for stage, head in newest.items():
                 if not head.retired:
                     raise Refused(
-                        f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
-                        hint="stop its runner and say it again",
+                        f"stage {app}/{stage} was taken over meanwhile by {head.by}",
+                        hint="stop its runner, then run the command again",
                     )
             if not force:
                 check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
@@ -213,7 +212,7 @@ def _make_note(
     """Return the note that an app with these stages is being removed."""
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
-    topics |= {*topics_of(store, cloning)} if cloning is not None else set()
+    topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
     ulid, source = ULID(), _source(store, app, cloning)
     stages = {stage: heads[stage].version for stage in sorted(heads)}
     return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
@@ -223,7 +222,7 @@ def check_nameless(store: ObjectStore, app: str) -> None:
     """Raise `Refused` if the app in this folder serves under another app's name."""
     if name := apps.name_of(store, app):
         raise Refused(
-            f"app {app} is {name} since it was promoted over it: it is neither removed nor made anew",
+            f"cannot remove or recreate {app}: it serves as {name} since its promotion",
             hint=f"give the name back first (slackwater promote --back --over {name}), or promote another app over "
             f"{name}; the app that had the name before is {name}~1",
         )

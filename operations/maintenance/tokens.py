@@ -81,12 +81,14 @@ def add(
     keys.check_name("token", name)
     for verb in verbs:
         if verb not in VERBS:
-            raise Usage(f"{verb!r} is no verb of a token{nearest(verb, VERBS)}", hint=f"there are: {', '.join(VERBS)}")
+            raise Usage(f"{verb!r} is not a verb of a token{nearest(verb, VERBS)}", hint=f"verbs: {', '.join(VERBS)}")
     named = [apps.read_app(store, apps.folder_of(store, app)).name for app in apps_ if app != ALL]
     if ALL not in apps_:
         _check_tables(store, named, tables)
     if TOKENS.find(store, name) is not None:
-        raise Refused(f"there is a token {name!r} already", hint=f"another name, or first: slackwater token rm {name}")
+        raise Refused(
+            f"token {name!r} already exists", hint=f"choose another name, or first: slackwater token rm {name}"
+        )
     sent = "" if certificate else f"{PREFIX}{secrets.token_urlsafe(32)}"
     until_ms = now_ms + days * DAY_MS if days else 0
     token = Token(
@@ -103,7 +105,7 @@ def add(
     )
     if not dry_run:
         if TOKENS.add(store, token) != token:
-            raise Refused(f"somebody else has just made a token {name!r}")
+            raise Refused(f"another process has just added token {name!r}")
         _record(store, token, "token add", by)
     return token, sent
 

@@ -13,8 +13,7 @@ from ...snapshot.cut.graph import descendants, order
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage
 from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest

@@ -16,10 +16,8 @@ from ...snapshot.cut.moments import heads_of, line_of, newest_cut, stages_of
 from ...snapshot.cut.refs import Ref, parse
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.remove import remove
-from ...snapshot.take.snapshots import pin
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ...snapshot.under_way.signs import UnderWay
+from ...snapshot.take.snapshots import pin, remove
+from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history

@@ -23,11 +23,9 @@ from ...snapshot.cut.refs import parse
 from ...snapshot.cut.resolve import telling_if_collected
 from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
 from ...snapshot.take.audit_log import record_once
-from ...snapshot.take.remove import remove_pins_without_clone
-from ...snapshot.take.snapshots import pin
-from ...snapshot.under_way.exclusion import Intent, check_exclusion, refusal
+from ...snapshot.take.snapshots import pin, remove_pins_without_clone
+from ...snapshot.under_way.exclusion import Intent, Sign, UnderWay, check_exclusion, refusal
 from ...snapshot.under_way.runners import lapsed
-from ...snapshot.under_way.signs import Sign, UnderWay
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys

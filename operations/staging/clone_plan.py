@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.change.copies import Masks, check_masks, sizes
-from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs
+from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs_by_name
 from ...snapshot.cut.graph import Cut, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
@@ -185,7 +185,7 @@ def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
 
     Topics in `replacements` are read instead. Raises `NotFound` if the app does not read one of them.
     """
-    topics = {name: read.topic for name, read in users_inputs(cut)}
+    topics = {name: read.topic for name, read in users_inputs_by_name(cut)}
     for declared in replacements:
         if declared not in topics:
             raise NotFound(f"topic read by {cut.app}", declared, topics, hint="--topic takes NAME=OTHER")
@@ -216,7 +216,7 @@ def _check_offsets(
 
     The clone reads other topics than the source for the declared names in `replaced`; topic ids are not compared there.
     """
-    for declared, read in users_inputs(cut):
+    for declared, read in users_inputs_by_name(cut):
         topic_id = "" if declared in replaced else read.topic_id
         kafka.check_topic(read_topics[declared], read.offsets, topic_id)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None

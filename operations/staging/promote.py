@@ -8,18 +8,16 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Refused
-from ...snapshot.change.standing import Standing, behind, furthest, place_of, short_of
-from ...snapshot.change.switch import MovedOn, Switch, withdraw
+from ...snapshot.change.switch import MovedOn, Standing, Switch, behind, furthest, place_of, short_of, withdraw
 from ...snapshot.cut.graph import Cut, order
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.cut.stored import cancel, open_requests
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
 from ...snapshot.take.audit_log import record, record_once
-from ...snapshot.under_way import hold as holds
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion, refusal
-from ...snapshot.under_way.hold import RENEW_S, Hold
-from ...snapshot.under_way.signs import Sign, UnderWay
+from ...snapshot.under_way import runners as holds
+from ...snapshot.under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, refusal
+from ...snapshot.under_way.runners import HOLD_RENEW_S, Hold
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
@@ -208,10 +206,10 @@ def _check_alone(
 ) -> None:
     """Raise `Refused` if another promotion in progress holds one of the two apps."""
     for app in (planned.over, planned.to):
-        first, until = holds.find(store, app), clock() + 2 * RENEW_S
+        first, until = holds.find_hold(store, app), clock() + 2 * HOLD_RENEW_S
         while first is not None and (first.name, first.to) != (planned.name, planned.to) and clock() < until:
             pause()
-            if (now := holds.find(store, app)) is None:
+            if (now := holds.find_hold(store, app)) is None:
                 break
             if now != first:
                 fact = f"{now.by} is promoting {now.to} over {now.name} right now, and holds {app}"
@@ -242,7 +240,7 @@ def _catch_up_and_switch(
                 if at != until or now >= due:
                     renewed += 1
                     write(renewed, at, by, tell=at != until)
-                    until, due = at, now + RENEW_S
+                    until, due = at, now + HOLD_RENEW_S
                 reasons = (short_of(store, head, at) for heads in (new, old) for head in heads.values())
                 if why := next(filter(None, reasons), ""):
                     patience.wait(why, planned)
@@ -271,12 +269,12 @@ def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..
     def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (planned.over, planned.to)
         new_holds = (Hold(app, planned.name, planned.to, by, renewed, until, at.clock_ms) for app in apps_)
-        holds.hold(store, new_holds, tell=tell)
+        holds.put_holds(store, new_holds, tell=tell)
 
     try:
         yield write
     finally:
-        holds.release(store, (planned.over, planned.to))
+        holds.release_holds(store, (planned.over, planned.to))
 
 
 def _run_switch(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
@@ -300,7 +298,7 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
         detail_text = detail or f"the app in folder {promotion.folder} has the name {name}"
         versions = _versions(store, app, number)
         record_once(store, app, "promote", detail_text, by, versions, since_ms=promotion.time_ms)
-    holds.release(store, (promotion.over, promotion.folder))
+    holds.release_holds(store, (promotion.over, promotion.folder))
 
 
 def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Refused, Usage
-from ...snapshot.change.standing import Standing, furthest, users_inputs
-from ...snapshot.change.switch import Switch, declared, newest_of
+from ...snapshot.change.switch import Standing, Switch, declared, furthest, newest_of, users_inputs
 from ...snapshot.cut.kafka_topics import Topics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.under_way.runners import beats

@@ -14,7 +14,7 @@ from ...errors import Refused, Usage
 from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
 from ...pipeline.batch.schemas import Shape
-from ...pipeline.spark.shares import of_share
+from ...pipeline.spark.plans import of_share
 from ...store.sst.hashing import SHARES, KeyShare
 
 if TYPE_CHECKING:

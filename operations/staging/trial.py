@@ -23,13 +23,12 @@ from xxhash import xxh3_64_hexdigest
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...pipeline.api.app import App
-from ...pipeline.batch.batch_report import BatchReport
 from ...pipeline.batch.schemas import shapes
 from ...pipeline.kafka.archived import archived
 from ...pipeline.kafka.channels import KafkaChannels, group_of
 from ...pipeline.kafka.open import open_kafka
 from ...pipeline.kafka.protocol import Kafka
-from ...pipeline.listener import Callbacks, Listener
+from ...pipeline.listener import BatchReport, Callbacks, Listener
 from ...pipeline.run.options import Options
 from ...pipeline.run.runner import run
 from ...pipeline.run.stopping import Stop, StopRequested, stop_signals
@@ -39,9 +38,8 @@ from ...snapshot.change.migrate import lines
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.diff.allowed import only_in, without_all
-from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables
-from ...snapshot.diff.near_records import unequal
+from ...snapshot.diff.equality import only_in, unequal_records
+from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -88,7 +86,7 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut
         old, new = (rows.get(name, sample.slice(0, 0)) for rows in (before_rows, after_rows))
         removed, added = only_in(old, new), only_in(new, old)
         rows = (old.num_rows, new.num_rows)
-        different = unequal(removed, added)
+        different = unequal_records(removed, added)
         result.append(SinkDiff(name, *different, rows, removed.num_rows - different[0].num_rows))
     return tuple(result)
 
@@ -308,7 +306,7 @@ def _run_trial(plan: TrialPlan, options: Options, cache: SstCache, by: str, list
         newest, tried = new_run.newest(), new_run.tried
         cuts = StoredCut(store, compared), StoredCut(store, newest)
         diffs = diff(cache, *cuts, tables=tried, ignore_new=True)
-        tables, failed_queries = without_all(diffs, release.allow)
+        tables, failed_queries = without_all_expected(diffs, release.allow)
         sinks = sink_diffs(store, open_kafka(options.kafka), compared, newest) if old_run is not None else ()
         new = {name: table for name, table in new_tables(compared, newest).items() if tried is None or name in tried}
         return Trial(

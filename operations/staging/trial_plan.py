@@ -9,11 +9,11 @@ from ...common import instants
 from ...errors import Refused, Usage
 from ...pipeline.api.app import App
 from ...pipeline.run.program import load_app
-from ...snapshot.change.standing import furthest, left, users_inputs
+from ...snapshot.change.switch import furthest, left, users_inputs
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.diff.allowed import check
+from ...snapshot.diff.moments import check_expected_queries
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.manifest import Input, Table
@@ -36,7 +36,7 @@ class Release:
     keep: str = ""
     """Name under which the clone is kept; empty to remove it."""
     allow: tuple[str, ...] = ()
-    """Queries that return the keys of expected differences, as `snapshot.diff.allowed` takes them."""
+    """Queries that return the keys of expected differences, as `snapshot.diff.moments` takes them."""
     only: tuple[str, ...] = ()
     """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None
@@ -88,7 +88,7 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
         # The program's schemas, not known yet, determine which table a renamed column belongs to.
         tables = dict.fromkeys(tables)
     stateful = {stage.name: None for stage in new.in_order() if stage.state is not None}
-    check(release.allow, stateful | tables)
+    check_expected_queries(release.allow, stateful | tables)
     heads = tuple(end.stages.values())
     ends = furthest(heads)
     are_uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))

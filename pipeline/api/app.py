@@ -14,12 +14,22 @@ from ...state.kinds.due import Final
 from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...store.versions.side_tables import REJECTED, table_name
-from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions, as_they_came, late_channel
 from .sink import FunctionSink, Sink, TopicSink
-from .stage import OnError, Stage, Transform, check_options, check_rejects, check_stage, several
-from .starting_offsets import StartingOffsets
+from .stage import (
+    DEFAULT_EVENT_TIME,
+    EventTimeOptions,
+    OnError,
+    Stage,
+    Transform,
+    as_they_came,
+    check_options,
+    check_rejects,
+    check_stage,
+    late_channel,
+    several,
+)
 from .table import DEFAULT_TABLE, TableOptions
-from .topic import Repartition, Topic
+from .topic import Repartition, StartingOffsets, Topic
 
 
 @dataclass(slots=True)

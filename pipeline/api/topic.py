@@ -1,14 +1,173 @@
-"""Topics that stages read and write: users' topics, and topics between two stages."""
+"""Topics that stages read and write: users' topics, with the offsets to begin at, and topics between two stages.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Starting offsets have the options of Structured Streaming's Kafka source, in snake case: `startingTimestamp` takes
+precedence over `startingOffsetsByTimestamp`, and that over `startingOffsets`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
 
 from ...common.arguments import checked
 from ...common.validation import whole
-from ...errors import Usage
+from ...errors import Refused, Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
-from .starting_offsets import StartingOffsets, starting_offsets_of
+
+_LATEST, _EARLIEST = -1, -2
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]
+
+
+@dataclass(frozen=True, slots=True)
+class StartingOffsets:
+    """Starting position of each partition of a topic."""
+
+    option: str = "starting_offsets"
+    """Name of the argument, for messages."""
+    everywhere: int = _EARLIEST
+    """Offset (-1 for latest, -2 for earliest) or timestamp, in ms since 1970, of all partitions."""
+    by_partition: Mapping[int, int] | None = None
+    """Offset or timestamp of each Kafka partition, instead of `everywhere`; None to use that."""
+    by_time: bool = False
+    """True for timestamps: a partition begins at its first record of that time or later."""
+    or_latest: bool = False
+    """True if a partition without such a record begins at its end; otherwise it is refused."""
+    stored: bool = False
+    """True for offsets stored when the app was created: Kafka may have lost records since (the offsets are
+    still returned, below the earliest), and the topic may have more partitions.
+    """
+
+    @property
+    def moves(self) -> bool:
+        """True if the offsets depend on when they are resolved: latest or earliest, or a time."""
+        return self.by_time or min((self.by_partition or {0: self.everywhere}).values()) < 0
+
+    def resolve(
+        self,
+        topic: str,
+        earliest: Sequence[int],
+        ends: Sequence[int],
+        first_since: Callable[[Sequence[int]], Sequence[int]],
+    ) -> tuple[int, ...]:
+        """Return the first offset to read of each partition.
+
+        `topic` is its name in Kafka, with offsets from `earliest` to `ends` (exclusive). `first_since` takes a
+        timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
+        later, -1 without one. Raises `Refused` if the partitions named are not those of the topic, an offset does not
+        exist, or no record is late enough.
+        """
+        subject = f"{self.option} of topic {topic!r}"
+        if self.by_partition is None:
+            begins = [self.everywhere] * len(ends)
+        elif self.by_partition.keys() == set(range(len(ends))) or (self.stored and len(self.by_partition) <= len(ends)):
+            begins = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
+        else:
+            named = ", ".join(map(str, sorted(self.by_partition))) or "none"
+            raise Refused(f"{subject} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
+        if self.by_time:
+            offsets_found = first_since(begins)
+            if -1 in offsets_found and not self.or_latest:
+                too_late = [
+                    f"{topic}[{partition}] {begins[partition]}" for partition, at in enumerate(offsets_found) if at < 0
+                ]
+                raise Refused(
+                    f"{subject}: no record at or after {', '.join(too_late)} (ms since 1970)",
+                    hint='starting_offsets_by_timestamp_strategy="latest" begins such partitions at their end',
+                )
+            return tuple(end if at < 0 else at for at, end in zip(offsets_found, ends, strict=True))
+        special = {_EARLIEST: earliest, _LATEST: ends}
+        offsets = tuple(special[at][p] if at in special else at for p, at in enumerate(begins))
+        outside = [
+            f"{topic}[{partition}] is to begin at {at}, but holds {first}..{end}"
+            for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
+            if at > end or (at < first and not self.stored)
+        ]
+        if outside:
+            raise Refused(f"{subject}: {'; '.join(outside)}", hint="write -2 for the earliest, -1 for the latest")
+        return offsets
+
+
+EARLIEST = StartingOffsets()
+
+
+def starting_offsets_of(
+    topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
+) -> StartingOffsets:
+    """Return the starting offsets of these arguments of `topic(...)`. Raises `Usage` for values that Spark rejects."""
+    if strategy not in ("error", "latest"):
+        raise Usage(
+            f"starting_offsets_by_timestamp_strategy of topic {topic!r} is {strategy!r}: expected 'error' or 'latest'"
+        )
+    timed = partial(StartingOffsets, by_time=True, or_latest=strategy == "latest")
+    if timestamp is not None:
+        number = int(timestamp) if isinstance(timestamp, str) and timestamp.isdecimal() else timestamp
+        since = whole(f"starting_timestamp of topic {topic!r} (ms since 1970)", number, 0)
+        return timed("starting_timestamp", since)
+    if by_timestamp is not None:
+        option = "starting_offsets_by_timestamp"
+        return timed(option, by_partition=_by_partition(option, topic, by_timestamp, _Whole))
+    if offsets in ("earliest", "latest"):
+        return StartingOffsets(everywhere=_EARLIEST if offsets == "earliest" else _LATEST)
+    return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _Offset))
+
+
+def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
+    """Parse `--offsets`, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
+
+    Raises `Usage` for another form, or a topic given twice.
+    """
+    starts: dict[str, StartingOffsets] = {}
+    for argument in arguments:
+        topic, equals, text = argument.partition("=")
+        options = {topic: text} if equals else {}
+        try:
+            if argument.lstrip().startswith("{"):
+                several = msgspec.json.decode(argument, type=dict[str, Any])
+                options = {name: msgspec.json.encode({name: at}).decode() for name, at in several.items()}
+            elif text.lstrip().startswith("{"):
+                options = {topic: msgspec.json.encode({topic: msgspec.json.decode(text)}).decode()}
+        except msgspec.MsgspecError:
+            options = {}
+        if not options or starts.keys() & options.keys():
+            raise Usage(
+                f"--offsets {argument!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
+                hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
+            )
+        for name, position in options.items():
+            starts[name] = replace(starting_offsets_of(name, position, None, None, "error"), option="--offsets")
+    return starts
+
+
+def starting_at(time_ms: int) -> StartingOffsets:
+    """Return offsets from the first record since a time (ms since 1970), or the end of a partition without one."""
+    return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
+
+
+def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
+    """Return the offsets at which an app was created, by topic."""
+    return {
+        topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)), stored=True)
+        for topic, offsets in starts.items()
+    }
+
+
+def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
+    """Parse Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
+    with suppress(TypeError, msgspec.MsgspecError):
+        offsets = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
+        if offsets.keys() == {topic}:
+            return offsets[topic]
+    keywords = "" if values is _Whole else "'earliest', 'latest' or "
+    example = msgspec.json.encode({topic: {"0": 23, "1": 42}}).decode()
+    raise Usage(
+        f"{option} of topic {topic!r} is {text!r}: expected {keywords}JSON by topic and partition",
+        hint=f"such as {example}{'' if values is _Whole else '; -2 is the earliest offset, -1 the latest'}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

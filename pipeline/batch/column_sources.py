@@ -157,25 +157,36 @@ class Tracer:
         output = plan.fields.get("output")
         attributes = [_tree(nodes) for nodes in output] if isinstance(output, list) else []
         if not plan.children:
-            name = self.feeds.get(_id(attributes[0]), "") if attributes else ""
-            attribute = next((node for node in attributes if _id(node) == id_), None)
-            if not name or attribute is None:
-                return _Traced()  # a table that does not stream
-            return _Traced((_From(name, (attribute.fields["name"],)),), attribute.fields.get("dataType"))
-        if plan.kind == "Generate":
-            outputs = [_tree(nodes) for nodes in plan.fields["generatorOutput"]]
-            for at, output in enumerate(outputs):
-                if _id(output) == id_:
-                    return self._generated(_tree(plan.fields["generator"]), at, len(outputs), plan.children[0])
-        if plan.kind == "Union":
-            names = [column for column, _ in _output(plan.children[0])]
-            if id_ in names:
-                at = names.index(id_)
-                return _joined([self._column(_output(child)[at][0], child) for child in plan.children])
+            return self._read(id_, attributes)
+        if plan.kind == "Generate" and (generated := self._generate(id_, plan)) is not None:
+            return generated
+        if plan.kind == "Union" and (united := self._union(id_, plan)) is not None:
+            return united
         if any(_id(attribute) == id_ for attribute in attributes) or plan.kind in ("Aggregate", "Window", "Expand"):
             return self._opaque(plan)
         below = [child for child in plan.children if any(id_ == column for column, _ in _output(child))]
         return self._column(id_, below[0]) if below else self._opaque(plan)
+
+    def _read(self, id_: int, attributes: Sequence[_Node]) -> _Traced:
+        """Return the source of a column that is read, of one of these; none for a table that does not stream."""
+        name = self.feeds.get(_id(attributes[0]), "") if attributes else ""
+        attribute = next((node for node in attributes if _id(node) == id_), None)
+        if not name or attribute is None:
+            return _Traced()
+        return _Traced((_From(name, (attribute.fields["name"],)),), attribute.fields.get("dataType"))
+
+    def _generate(self, id_: int, plan: _Node) -> _Traced | None:
+        outputs = [_id(_tree(nodes)) for nodes in plan.fields["generatorOutput"]]
+        if id_ not in outputs:
+            return None
+        return self._generated(_tree(plan.fields["generator"]), outputs.index(id_), len(outputs), plan.children[0])
+
+    def _union(self, id_: int, plan: _Node) -> _Traced | None:
+        columns = [column for column, _ in _output(plan.children[0])]
+        if id_ not in columns:
+            return None
+        at = columns.index(id_)
+        return _joined([self._column(_output(child)[at][0], child) for child in plan.children])
 
     def _opaque(self, plan: _Node) -> _Traced:
         """Return sources without fields: any part of the inputs below a node."""
@@ -200,70 +211,94 @@ class Tracer:
             return _Traced(traced.sources, _inner(traced.type, "elementType"), traced.parts)
         if generator.kind == "Inline":
             return _part(replace(traced, type=_inner(traced.type, "elementType")), at, "")
-        everything = _joined([self._expression(child, plan) for child in children])
+        everything = self._any_of(children, plan)
         return everything.map(lambda source: source.through(_name_of(generator)))
 
     def _expression(self, node: _Node, plan: _Node) -> _Traced:
-        kind, children = node.kind, node.children
-        match kind:
-            case "AttributeReference":
-                traced = self._column(_id(node), plan)
-                return replace(traced, type=node.fields.get("dataType", traced.type))
-            case "Literal":
-                return _Traced()
-            case "GetStructField" | "GetArrayStructFields":
-                inner = self._expression(children[0], plan)
-                if kind == "GetArrayStructFields":
-                    inner = replace(inner, type=_inner(inner.type, "elementType"))
-                    return _part(inner, node.fields.get("ordinal", 0), (node.fields.get("field") or {}).get("name", ""))
-                return _part(inner, node.fields.get("ordinal", 0), node.fields.get("name") or "")
-            case "GetJsonObject" | "VariantGet":
-                steps = _steps(children[1]) if children[1].kind == "Literal" else None
-                traced = self._expression(children[0], plan)
-                if steps is None:
-                    return traced.map(lambda source: source.through(_name_of(node)))
-                for step in steps:
-                    traced = traced.map(lambda source, step=step: source.below(step))  # type: ignore[misc]
-                return traced
-            case "GetMapValue" | "ElementAt":
-                inner = self._expression(children[0], plan)
-                if _kind_of(inner.type) != "map":
-                    return _Traced(inner.sources, _inner(inner.type, "elementType"), inner.parts)
-                name = str(children[1].fields.get("value")) if children[1].kind == "Literal" else ANY
-                return inner.map(lambda source: source.below(name), _inner(inner.type, "valueType"))
-            case "MapKeys" | "MapValues":
-                step = NAMES if kind == "MapKeys" else ANY
-                return self._expression(children[0], plan).map(lambda source: source.below(step))
-            case "CreateNamedStruct":
-                names = [str(child.fields.get("value")) for child in children[::2]]
-                parts = dict(zip(names, (self._expression(child, plan) for child in children[1::2]), strict=True))
-                fields = [{"name": name, "type": part.type} for name, part in parts.items()]
-                return _Traced((), {"type": "struct", "fields": fields}, parts)
-            case "CaseWhen":
-                values = [*children[1::2], *(children[-1:] if len(children) % 2 else ())]
-                return _joined([self._expression(value, plan) for value in values])
-            case "If":
-                return _joined([self._expression(child, plan) for child in children[1:]])
+        kind = node.kind
+        if (trace := _TRACES.get(kind)) is not None:
+            return trace(self, node, plan)
         if kind.startswith("Python") or kind.endswith("UDF"):
-            if how := format_of(str(node.fields.get("name"))):
-                inner = self._expression(children[0], plan)
-                return _Traced(
-                    tuple(replace(source, format=how) for source in inner.sources), node.fields.get("dataType")
-                )
-            every = _joined([self._expression(child, plan) for child in children])
-            return every.map(lambda source: source.through(str(node.fields.get("name"))), node.fields.get("dataType"))
-        if kind in _ALL:
-            every = _joined([self._expression(child, plan) for child in children])
-            return replace(every, type={"type": "array", "elementType": every.type}) if kind == "CreateArray" else every
+            return self._python_function(node, plan)
         if kind in _SAME:
-            inner = self._expression(children[0], plan)
+            inner = self._expression(node.children[0], plan)
             declared = node.fields.get("schema" if kind == "JsonToStructs" else "dataType")
             element = _inner(inner.type, "elementType") if kind == "GetArrayItem" else None
             return _Traced(inner.sources, declared or element or inner.type, inner.parts)
-        every = _joined([self._expression(child, plan) for child in children])
-        if kind in _TEXT and len(children) == 1:
+        every = self._any_of(node.children, plan)
+        if kind in _ALL:
+            return replace(every, type={"type": "array", "elementType": every.type}) if kind == "CreateArray" else every
+        if kind in _TEXT and len(node.children) == 1:
             return every.map(lambda source: source.through(_TEXT[kind]), "string")
         return every.map(lambda source: source.through(_name_of(node)), node.fields.get("dataType"))
+
+    def _any_of(self, nodes: Iterable[_Node], plan: _Node) -> _Traced:
+        return _joined([self._expression(node, plan) for node in nodes])
+
+    def _attribute(self, node: _Node, plan: _Node) -> _Traced:
+        traced = self._column(_id(node), plan)
+        return replace(traced, type=node.fields.get("dataType", traced.type))
+
+    def _struct_field(self, node: _Node, plan: _Node) -> _Traced:
+        inner = self._expression(node.children[0], plan)
+        return _part(inner, node.fields.get("ordinal", 0), node.fields.get("name") or "")
+
+    def _field_of_structs(self, node: _Node, plan: _Node) -> _Traced:
+        inner = self._expression(node.children[0], plan)
+        inner = replace(inner, type=_inner(inner.type, "elementType"))
+        return _part(inner, node.fields.get("ordinal", 0), (node.fields.get("field") or {}).get("name", ""))
+
+    def _json_path(self, node: _Node, plan: _Node) -> _Traced:
+        value, path = node.children[:2]
+        traced, steps = self._expression(value, plan), _steps(path) if path.kind == "Literal" else None
+        if steps is None:
+            return traced.map(lambda source: source.through(_name_of(node)))
+        for step in steps:
+            traced = traced.map(lambda source, step=step: source.below(step))  # type: ignore[misc]
+        return traced
+
+    def _element(self, node: _Node, plan: _Node) -> _Traced:
+        inner, key = self._expression(node.children[0], plan), node.children[1]
+        if _inner(inner.type, "type") != "map":
+            return _Traced(inner.sources, _inner(inner.type, "elementType"), inner.parts)
+        name = str(key.fields.get("value")) if key.kind == "Literal" else ANY
+        return inner.map(lambda source: source.below(name), _inner(inner.type, "valueType"))
+
+    def _map_part(self, node: _Node, plan: _Node) -> _Traced:
+        step = NAMES if node.kind == "MapKeys" else ANY
+        return self._expression(node.children[0], plan).map(lambda source: source.below(step))
+
+    def _new_struct(self, node: _Node, plan: _Node) -> _Traced:
+        names = [str(child.fields.get("value")) for child in node.children[::2]]
+        parts = dict(zip(names, (self._expression(child, plan) for child in node.children[1::2]), strict=True))
+        fields = [{"name": name, "type": part.type} for name, part in parts.items()]
+        return _Traced((), {"type": "struct", "fields": fields}, parts)
+
+    def _case(self, node: _Node, plan: _Node) -> _Traced:
+        values = [*node.children[1::2], *(node.children[-1:] if len(node.children) % 2 else ())]
+        return self._any_of(values, plan)
+
+    def _python_function(self, node: _Node, plan: _Node) -> _Traced:
+        name, kind = str(node.fields.get("name")), node.fields.get("dataType")
+        if how := format_of(name):
+            inner = self._expression(node.children[0], plan)
+            return _Traced(tuple(replace(source, format=how) for source in inner.sources), kind)
+        return self._any_of(node.children, plan).map(lambda source: source.through(name), kind)
+
+
+_TRACES: Mapping[str, Callable[[Tracer, _Node, _Node], _Traced]] = {
+    "AttributeReference": Tracer._attribute,
+    "Literal": lambda _tracer, _node, _plan: _Traced(),
+    "GetStructField": Tracer._struct_field,
+    "GetArrayStructFields": Tracer._field_of_structs,
+    **dict.fromkeys(("GetJsonObject", "VariantGet"), Tracer._json_path),
+    **dict.fromkeys(("GetMapValue", "ElementAt"), Tracer._element),
+    **dict.fromkeys(("MapKeys", "MapValues"), Tracer._map_part),
+    "CreateNamedStruct": Tracer._new_struct,
+    "CaseWhen": Tracer._case,
+    "If": lambda tracer, node, plan: tracer._any_of(node.children[1:], plan),
+}
+"""How expressions are traced that treat their children differently, by class name."""
 
 
 def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
@@ -341,10 +376,6 @@ def _joined(alternatives: Sequence[_Traced]) -> _Traced:
 
 def _inner(kind: Any, name: str) -> Any:
     return kind.get(name) if isinstance(kind, dict) else None
-
-
-def _kind_of(kind: Any) -> str:
-    return str(kind.get("type")) if isinstance(kind, dict) else str(kind)
 
 
 def _steps(literal: _Node) -> tuple[str, ...] | None:

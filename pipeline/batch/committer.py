@@ -9,6 +9,11 @@ The version that a batch was built on may no longer be the newest at commit time
 version, too. A compaction changes no row, so the batch is rebased on it and gets the next number
 (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is `Outdated`. Any other
 version with the batch's number ends this writer.
+
+A version records the stage's store requests in all processes of its runner. The driver counts in the stores that it
+uses for the stage; the planners of its sources, which are separate processes, in files of a folder; tasks report with
+their results. Requests of failed attempts are in the report of the next task of the same worker, if any. Requests for
+the whole app are charged to the first stage of a runner.
 """
 
 import threading
@@ -21,16 +26,46 @@ from pathlib import Path
 from msgspec import structs
 
 from ...errors import CommitConflict, Refused
-from ...store.compaction.plan import Done, rebase
-from ...store.objects.counting import Stats
+from ...state.next_version import TaskReport
+from ...state.records import windows
+from ...store.compaction.plan import Compaction, Done, rebase
+from ...store.objects.counting import CountingStore, Stats, shared_stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.sorted_runs import l0_files
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, newest
-from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import all_ssts
-from ..upkeep.meter import StageMeter
+from ...store.versions.manifest import EventTime, Manifest
+from ...store.versions.side_tables import all_ssts, rejected_of
+from ..listener import BatchReport, StateFigures
+
+
+class StageMeter:
+    """Adds up the requests of one stage. Used by one thread at a time; its counters are updated by any.
+
+    `folder` has the counts of the planners' processes, a file each; `stores` are those that the driver uses for the
+    stage.
+    """
+
+    def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._stores, self._clock = folder, stores, clock
+        self._since, self._planned, self._puts = clock(), Stats(), Stats()
+
+    def put(self, seconds: float) -> None:
+        """Note the duration of a manifest's put; the next version reports it."""
+        self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
+
+    def take(self) -> Stats:
+        """Return the counts since the last call, without those that tasks report."""
+        now, planned = self._clock(), shared_stats(self.folder)
+        total = sum(
+            (*(store.take() for store in self._stores), planned - self._planned),
+            self._puts + Stats(ms=round((now - self._since) * 1000)),
+        )
+        self._since, self._planned, self._puts = now, planned, Stats()
+        return total
+
 
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
@@ -303,3 +338,56 @@ class Committer:
 def spools_beside(cache_folder: Path) -> Path:
     """Return the folder of spools for all runners with this cache: on the same disk, outside of the cache."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")
+
+
+def report_of(
+    committed: Committed,
+    results: tuple[TaskReport, ...],
+    due: tuple[Compaction, ...] = (),
+    stall_s: float = 0.0,
+) -> BatchReport:
+    """Return the report of a committed version, from its tasks' reports and the compactions due after it."""
+    previous, manifest = committed.previous, committed.manifest
+    rejects, times = rejected_of(manifest), manifest.event_time or EventTime()
+    flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
+    earlier_objects = flushed.keys() | {sst.object for sst in previous.ssts}
+    state = StateFigures(
+        files=len(manifest.ssts),
+        bytes=sum(sst.bytes for sst in manifest.ssts),
+        l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
+        debt_bytes=sum(compaction.input_bytes for compaction in due),
+        flushed_bytes=sum(flushed.values()),
+        # A compaction may cut one SST into two entries of one object: count the object once.
+        compacted_bytes=sum(
+            {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in earlier_objects}.values()
+        ),
+        snapshots_under_way=len(manifest.recorded),
+    )
+    return BatchReport(
+        app=manifest.app,
+        stage=manifest.stage,
+        version=manifest.version,
+        rows_in=sum(read.rows for read in manifest.inputs.values()),
+        keys=sum(sst.rows for result in results for sst in result.ssts),
+        rows_out=sum(output.rows for output in manifest.outputs.values())
+        + sum(sink.rows for sink in manifest.sinks.values()),
+        windows=tuple(
+            window
+            for name, read in manifest.inputs.items()
+            for window in windows(read.topic, previous.inputs[name].offsets, read.offsets)
+        ),
+        snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),
+        seconds=committed.seconds,
+        commit_seconds=committed.commit_seconds,
+        time_ms=manifest.time_ms,
+        epoch=manifest.epoch,
+        state=state,
+        stats=manifest.stats or Stats(),
+        stall_seconds=stall_s,
+        unflushed=committed.unflushed,
+        rejected=rejects.rows,
+        rejected_waiting=rejects.waiting,
+        watermark_ms=manifest.watermark_ms,
+        ahead=times.ahead,
+        late=times.late,
+    )

@@ -1,21 +1,23 @@
-"""The Spark job of each batch of one stage, from the stage's rows to the reports of its tasks.
+"""The streaming query of one stage, and the Spark job of each of its batches, up to the reports of the tasks.
 
-Also the stage's configuration, and batches that leave records out.
+The query has the stage's inputs as Spark sources, and its function applied to them once. Also the stage's
+configuration, and batches that leave records out.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
-from ...common.learned import learned
 from ...state.event_time import BatchTimes, Lateness, Times, due_after
 from ...state.failing import StateFailed
 from ...state.multi_input import TAG, name_of
@@ -23,26 +25,26 @@ from ...state.next_version import TaskReport, Written
 from ...state.records import Position
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access, aws_variables
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
+from ...store.versions.codec import learned
 from ...store.versions.column_types import in_backticks
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
-from ..source.checkpoint import ScratchCheckpoint
+from ..source.data_source import open_stream
+from ..source.options import Private, ScratchCheckpoint, SourceOptions
 from ..source.wake import PlannerFiles
-from ..spark.exchange import to_partitions
-from ..spark.places import Places
-from ..spark.plans import RecordCounts
+from ..spark.placement import Homes, to_partitions
+from ..spark.plans import RecordCounts, first_column, needed_columns, needed_shares, optimised_paths, plan_of
 from ..spark.session import with_settings
-from ..spark.task_placement import Homes
+from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import Tracing
-from ..upkeep.write_stall import Triggers
+from ..upkeep.upkeep import Triggers
 from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
 from .schemas import Shape
-from .state_task import MARK, StateTask
-from .task import RESULT_SCHEMA, OutputTopic, Task, WriteTask, output_topic_of
-from .transform import for_state
+from .task import MARK, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
+from .transform import apply, for_state, tag
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
@@ -65,11 +67,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Configuration of one stage's runner. With `max_unflushed`, `places` has a spool."""
+    """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool."""
 
     stage: Stage
     shape: Shape
-    places: Places
+    resources: WorkerResources
     limits: Limits
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
@@ -151,10 +153,10 @@ class StageJob:
         writer, version = base.writer, base.version + 1
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))
+            return run_write(rows, WriteTask(config.resources, writer, version, targets, shape.rows, times=seen))
         late_by, late = shape.late_by, stage.late
         task = StateTask(
-            dataclasses.replace(config.places, s3=self.access()),
+            dataclasses.replace(config.resources, s3=self.access()),
             writer,
             version,
             targets,
@@ -270,3 +272,89 @@ def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
     if failed := [result.failed for result in results if result.failed is not None]:
         raise StateFailed.of(failed)
     return results
+
+
+PLANNED_AT_ONCE = {
+    # Adaptive execution runs the part before a shuffle as a job of its own: a bad record would fail there, before it
+    # could be rejected, and a small batch would take longer.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
+    "spark.sql.adaptive.enabled": "false",
+    # Number of keys in Spark's hash table, for aggregates whose values cannot be updated in place, before it sorts.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
+}
+"""Spark settings of a stage's query. A query and its batches' jobs keep the settings of the query's start."""
+
+
+def start_query(
+    spark: SparkSession,
+    config: StageConfig,
+    head: Manifest,
+    on_batch: Callable[[DataFrame, int], None],
+    *,
+    counts: Path,
+) -> StreamingQuery:
+    """Start a stage's query at the positions of its `head`. Raises `Refused` as `transform.apply` does.
+
+    `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
+    """
+    stage, resources = config.stage, config.resources
+    private = Private(resources.kafka, resources.s3_settings, aws_variables(os.environ))
+    streams: dict[str, DataFrame] = {}
+    for name in stage.inputs:
+        at, is_first = head.inputs[name], not streams
+        # Snapshot requests come by the first topic; a stage that reads channels gets them by markers.
+        asks = is_first and not stage.channels
+        options = SourceOptions(
+            input=name,
+            topic=at.topic,
+            topic_id="" if at.upstream else at.topic_id,
+            upstream=at.upstream,
+            patience_s=resources.patience_s,
+            max_records=config.limits.max_records,
+            trigger_ms=config.limits.trigger_ms,
+            app=head.app,
+            stage=stage.name,
+            store=resources.store,
+            spool=config.input_spools.get(at.topic, ""),
+            counts=str(counts) if at.upstream else "",
+            told=str(config.planners.folder),
+            wakes=is_first and config.shape.due_by is not None,
+            asks=asks,
+            handled=tuple(head.recorded) if asks else (),
+            until=config.limits.until.get(at.topic),
+        )
+        streams[name] = open_stream(spark, options, private, config.shape.inputs[name])
+    applied = apply(stage, streams)
+    ends = ((name, head.inputs[name]) for name in applied.sources)  # an input that is read twice occurs twice
+    positions = [Position(name, at.offsets, at.version, at.passed, (), at.watermark_ms) for name, at in ends]
+    config.checkpoint.write(head.version, positions)
+    rows = tag(applied.frames, config.shape.key)
+    used = optimised_paths(rows)
+    columns, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
+    ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
+    config.planners.need(stage.name, {name: columns[id_] for name, id_ in ids.items() if id_ in columns})
+    config.planners.choose(stage.name, {name: shares[id_] for name, id_ in ids.items() if id_ in shares})
+    with with_settings(spark, PLANNED_AT_ONCE):
+        return (
+            # A session may run several apps, and query names have to be unique.
+            rows.writeStream.queryName(f"{resources.app}/{stage.name}")
+            .foreachBatch(without_interrupts(on_batch))
+            .option("checkpointLocation", str(config.checkpoint.folder))
+            .start()
+        )
+
+
+def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """Return a callback whose tasks are cancelled without an interrupt when another task of the batch fails.
+
+    A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
+    kills the daemon with the workers of all other stages: one stage's poison record would fail the batches of all
+    (Spark 4.3, `PythonWorkerFactory`). A task cancelled without an interrupt ends at its next row, or with its worker
+    after four seconds.
+    """
+
+    def called(rows: DataFrame, batch: int) -> None:
+        rows.sparkSession.sparkContext.setLocalProperty("spark.job.interruptOnCancel", "false")
+        on_batch(rows, batch)
+
+    return called

@@ -16,7 +16,7 @@ from ...state.event_time import AHEAD, AT
 from ...state.kinds.aggregate import MOST_TASKS, ROWS, TASKS, Aggregate, part
 from ...state.next_version import TaskReport
 from ...store.versions.column_types import in_backticks
-from .state_task import StateTask
+from .task import StateTask
 
 _LEAST_ROWS = 50_000
 """Smaller batches are not pre-aggregated: nothing to save."""

@@ -37,7 +37,7 @@ from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
 from ..source.spark_types import arrow_of, spark_schema_of
 from ..spark.user_errors import as_user_error
 from .column_sources import joined, sources_of
-from .state_task import MARK
+from .task import MARK
 from .transform import Applied, apply, each_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -210,7 +210,9 @@ def _ddl(kind: DataType) -> str:
     """Return a type's DDL. Spark's own DDL does not quote the names of struct fields."""
     match kind:
         case StructType():
-            return f"struct<{','.join(f'{_field_name(field.name)}:{_ddl(field.dataType)}' for field in kind)}>"
+            names = [name if _WORD.fullmatch(name) else in_backticks(name) for name in kind.names]
+            types = [_ddl(field.dataType) for field in kind]
+            return f"struct<{','.join(f'{name}:{ddl}' for name, ddl in zip(names, types, strict=True))}>"
         case ArrayType():
             return f"array<{_ddl(kind.elementType)}>"
         case MapType():
@@ -218,39 +220,14 @@ def _ddl(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _field_name(name: str) -> str:
-    return name if _WORD.fullmatch(name) else in_backticks(name)
-
-
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:
     rows = [frame.schema for frame in applied.frames]
-    arrow = [arrow_of(schema) for schema in rows]
-    apart = tuple(arrow) if len(rows) > 1 else ()
     if stage.state is None:
-        if apart and not each_output(stage, rows):
-            raise Refused(
-                f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
-                hint="return their union: a.unionByName(b, allowMissingColumns=True)",
-            )
-        for output, schema in zip(stage.writes, apart or arrow * len(stage.writes), strict=True):
-            _check_output(output, schema)
-        sent = zip(stage.writes, rows if apart else rows * len(stage.writes), strict=True)
-        return Shape(inputs, {output.name: schema for output, schema in sent}, (), None, None, apart)
-    for schema in arrow:
-        _check_columns(f"stage {stage.name!r}", key, schema)
-    read = {name: arrow_of(inputs[name]) for name in stage.channels}
-    _check_same_types(stage, key, read if not stage.key else {})
-    _check_same_types(stage, key, dict(zip(stage.inputs, apart, strict=True)) if apart else {})
+        return _shape_without_state(stage, inputs, rows)
+    arrow = [arrow_of(schema) for schema in rows]
+    _check_key(stage, key, inputs, arrow)
     state = _state(stage, stage.state, key, rows)
-    times = [watermark.column if watermark else None for watermark in applied.declared]
-    marked = [of_input(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
-    with as_user_error(f"the state of stage {stage.name!r}"):
-        bound = state.bind(marked, key)
-    for schema in arrow:
-        # With several DataFrames, a batch has all columns.
-        used = {name.casefold() for name in (schema.names if apart else (*key, *bound.needs))}
-        names = [name for name in schema.names if name.casefold() in used]
-        keys.check_columns(f"stage {stage.name!r}", names, (HASH, MARK))
+    bound = _bound(stage, state, key, arrow, applied)
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
@@ -267,6 +244,43 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
+
+
+def _shape_without_state(stage: Stage, inputs: dict[str, StructType], rows: list[StructType]) -> Shape:
+    """Return the schemas of a stage whose function's rows go to its outputs."""
+    if len(rows) > 1 and not each_output(stage, rows):
+        raise Refused(
+            f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
+            hint="return their union: a.unionByName(b, allowMissingColumns=True)",
+        )
+    sent = rows if len(rows) > 1 else rows * len(stage.writes)
+    emits = {output.name: schema for output, schema in zip(stage.writes, sent, strict=True)}
+    for output in stage.writes:
+        _check_output(output, arrow_of(emits[output.name]))
+    return Shape(inputs, emits, (), None, None, tuple(map(arrow_of, rows)) if len(rows) > 1 else ())
+
+
+def _bound(stage: Stage, state: Kind, key: tuple[str, ...], arrow: list[pa.Schema], applied: Applied) -> Bound:
+    """Return the state, bound to the rows of the stage's function."""
+    times = [watermark.column if watermark else None for watermark in applied.declared]
+    marked = [of_input(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
+    with as_user_error(f"the state of stage {stage.name!r}"):
+        bound = state.bind(marked, key)
+    for schema in arrow:
+        # With several DataFrames, a batch has all columns.
+        used = {name.casefold() for name in (schema.names if len(arrow) > 1 else (*key, *bound.needs))}
+        names = [name for name in schema.names if name.casefold() in used]
+        keys.check_columns(f"stage {stage.name!r}", names, (HASH, MARK))
+    return bound
+
+
+def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], arrow: list[pa.Schema]) -> None:
+    """Check that all rows of a stage have the key, with the same types."""
+    for schema in arrow:
+        _check_columns(f"stage {stage.name!r}", key, schema)
+    read = {name: arrow_of(inputs[name]) for name in stage.channels}
+    _check_same_types(stage, key, read if not stage.key else {})
+    _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
 
 
 def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:

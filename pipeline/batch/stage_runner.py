@@ -14,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
 from ...errors import SlackwaterError, Unavailable
-from ...snapshot.change.edit import change_of, newest
+from ...snapshot.change.edit import change_of, newest_active
 from ...snapshot.change.edited import edited
-from ...snapshot.under_way.edit_request import EDITS, EditRequest, done_by
+from ...snapshot.under_way.runners import EDITS, EditRequest, edit_done_by
 from ...state.event_time import BatchTimes
 from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
 from ...state.records import Position
@@ -25,23 +25,20 @@ from ...store.compaction.plan import Done
 from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.versions import commit
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import rejected_of
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
-from ..spark.task_placement import Homes
+from ..listener import BatchReport
+from ..spark.placement import Homes
+from ..telemetry.logs import working_on
 from ..telemetry.spans import BatchSpan
-from ..telemetry.under_way import working_on
-from ..upkeep.meter import StageMeter
-from ..upkeep.prefetcher import Delivery
-from ..upkeep.upkeep import Upkeep
-from . import query
-from .batch_report import BatchReport
-from .committer import Committed, Committer, Outdated, PendingVersion
-from .job import Batch, StageConfig, StageJob
+from ..upkeep.upkeep import Delivery, Upkeep
+from .committer import Committed, Committer, Outdated, PendingVersion, StageMeter, report_of
+from .job import Batch, StageConfig, StageJob, start_query
 from .snapshot_events import arrive
 
 
@@ -81,11 +78,11 @@ class StageRunner:
         """Duration of the last batch."""
         self._span: BatchSpan | None = None
         """Span of the batch under way, if tracing is on."""
-        has_table, places, limits = config.shape.table is not None, config.places, config.limits
+        has_table, resources, limits = config.shape.table is not None, config.resources, config.limits
         # Local tasks share one cache, so they need no placement.
-        self._homes = Homes() if places.elsewhere else None
-        spool = SpooledStore(store, Path(places.spool)) if places.spool else None
-        cache = SstCache(*places.cache)
+        self._homes = Homes() if resources.elsewhere else None
+        spool = SpooledStore(store, Path(resources.spool)) if resources.spool else None
+        cache = SstCache(*resources.cache)
         local: ObjectStore = spool or store
         self._committer = Committer(
             store,
@@ -105,7 +102,7 @@ class StageRunner:
                 cache,
                 claimed,
                 threads=config.compaction_threads,
-                deliver=Delivery(self._homes, places, access) if self._homes else None,
+                deliver=Delivery(self._homes, resources, access) if self._homes else None,
                 prefetch=config.prefetch,
                 triggers=limits.stall,
                 tip=lambda: self.tip,
@@ -141,7 +138,7 @@ class StageRunner:
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
         self._wake_for(self.head)
-        started = query.start(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
+        started = start_query(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
         self._query.set_result(started)
         self.job_group = str(started.runId)
         return started
@@ -282,12 +279,12 @@ class StageRunner:
         """
         with self._busy:
             base, job = self.tip, self._job
-            if self._stopping or done_by(store, request, base) is not None:
+            if self._stopping or edit_done_by(store, request, base) is not None:
                 return
             started = time.monotonic()
             try:
                 try:
-                    cut = newest(store, base.app, base.stage, base)
+                    cut = newest_active(store, base.app, base.stage, base)
                     change = change_of(store, base.app, request)
                     change_set = edited(job.store, job.cache, cut, base.stage, change, request.edit)
                 except SlackwaterError as error:
@@ -320,11 +317,11 @@ class StageRunner:
         with_rows: bool = True,
     ) -> None:
         """Write the markers after a computed batch, and submit its version for commit."""
-        results, merges, places = tuple(written.results), self._finished, self._config.places
+        results, merges, resources = tuple(written.results), self._finished, self._config.resources
         markers = {}
         for snapshot, channel in outcome.markers:
             topic, partitions = base.outputs[channel].topic, len(base.outputs[channel].ends)
-            sent = write_markers(open_kafka(places.kafka), topic, partitions, snapshot, places.patience_s)
+            sent = write_markers(open_kafka(resources.kafka), topic, partitions, snapshot, resources.patience_s)
             markers[snapshot, channel] = sent
         manifest = next_version(
             base,
@@ -362,7 +359,7 @@ class StageRunner:
 
         def on_commit(committed: Committed) -> None:
             self._on_move(self.head, self.tip)
-            report = BatchReport.of(committed, results, due, stall_seconds)
+            report = report_of(committed, results, due, stall_seconds)
             versions = (committed.previous, committed.manifest)
             with (
                 span.committed(*versions, committed.commit_seconds, report.windows, rejected)

@@ -16,8 +16,8 @@ import pandas  # noqa: F401  pyarrow imports it with its first array of a list
 from pyspark import daemon
 
 from ..source import readers  # noqa: F401
-from ..spark.clock import STOPPED_AT, stop_for_good
-from . import state_task, task  # noqa: F401
+from ..spark.clock import STOPPED_AT, stop_clocks
+from . import task  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
 """Socket option on Linux; None elsewhere."""
@@ -44,7 +44,7 @@ def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
 if __name__ == "__main__":
     daemon.worker = hung_up(daemon.worker)
     if (at_ms := os.environ.get(STOPPED_AT)) is not None:
-        stop_for_good(int(at_ms))
+        stop_clocks(int(at_ms))
     # Blocked, not ignored, because pyspark sets its own handler here and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Garbage collections skip the imported modules, so that workers share their memory (`configure_worker`).

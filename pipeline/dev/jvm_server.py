@@ -1,17 +1,162 @@
-"""Base class of Java servers for development, the demo and tests: start, wait, stop, kill, release."""
+"""Java servers for development, the demo and tests: a process on a port of this machine; start, wait, stop, release.
 
+A server's process is supervised while ours, and found by its mark once released.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self, cast
+
+import psutil
 
 from ...errors import Refused, SlackwaterError, Unavailable
-from . import ports
+from . import launch
 from .jars import Jars, Tell, find_java, quiet
-from .process import SupervisedProcess, last_words, logged
+
+_POLL_S = 0.05
+
+
+class SupervisedProcess:
+    """A server process that ends with this process, even if that is killed, unless released.
+
+    It runs in its own session, so that a Ctrl-C in the terminal reaches us and not the server.
+    """
+
+    def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
+        """Start `argv` in `folder`, appending its output to `log`. Raises `SlackwaterError` if it cannot be run."""
+        command, pipe = (sys.executable, "-I", "-S", launch.__file__, *argv), subprocess.PIPE
+        with log.open("ab") as out:
+            self._launcher = subprocess.Popen(
+                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=out, cwd=folder, start_new_session=True
+            )
+        self._orders = cast("IO[bytes]", self._launcher.stdin)
+        self._answers = cast("IO[bytes]", self._launcher.stdout)
+        try:
+            pid_line = self._answers.readline()
+        except BaseException:
+            self.kill()
+            raise
+        if not pid_line:
+            self.kill()
+            raise SlackwaterError(f"{argv[0]} cannot be run", hint=f"the reason is in {log}")
+        self.pid = int(pid_line)
+        """Process id of the server."""
+
+    def ended(self, patience_s: float = 0) -> int | None:
+        """Return the server's exit code as a shell reports it, or None if it still runs after `patience_s`."""
+        try:
+            return self._launcher.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill the server and wait until it has ended."""
+        self._orders.close()
+        self._finish()
+
+    def release(self) -> None:
+        """Let the server outlive this process. The object must not be used afterwards."""
+        # If the server has ended by itself, the pipe is closed.
+        with suppress(BrokenPipeError):
+            self._orders.write(b"r")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._launcher.wait()
+        self._orders.close()
+        self._answers.close()
+
+
+def find_process(pid: int, mark: str) -> psutil.Process | None:
+    """Return the process of that id if `mark` is among its arguments, because the id may have been reused."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
+            return process
+    return None
+
+
+def terminate_process(pid: int, mark: str, patience_s: float) -> None:
+    """Terminate a released server, if it runs, and wait until it has ended; kill it after `patience_s`."""
+    is_terminated, deadline = False, time.monotonic() + patience_s
+    while process := find_process(pid, mark):
+        with suppress(psutil.NoSuchProcess):
+            if not is_terminated:
+                process.terminate()
+            elif time.monotonic() > deadline:
+                process.kill()
+        is_terminated = True
+        time.sleep(_POLL_S)
+
+
+def logged(log: Path, since: int) -> str:
+    """Return the end of the text appended to `log` after byte `since`, up to 64 KiB."""
+    with log.open("rb") as file:
+        file.seek(max(since, os.fstat(file.fileno()).st_size - 65_536))
+        return file.read().decode(errors="replace")
+
+
+def last_words(log: Path, since: int, num_lines: int = 6) -> str:
+    """Return the last lines appended to `log` after byte `since`, without stack frames, indented."""
+    lines = logged(log, since).splitlines()
+    relevant = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
+    return "\n".join(f"  {line}" for line in relevant[-num_lines:])
+
+
+HOST = "127.0.0.1"
+
+# Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A
+# client that keeps trying to reach a stopped server on one of those can end up connected to itself, and then
+# holds the port.
+_FIRST, _NUM = 20_000, 10_000
+_TRIES = 100
+
+
+def is_port_open(port: int) -> bool:
+    """Return True if a server listens on the port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def is_port_free(port: int) -> bool:
+    """Return True if a server could listen on the port."""
+    # Checked as well, because some systems allow binding to one address while a server listens on all addresses.
+    if is_port_open(port):
+        return False
+    with socket.socket() as probe:
+        # As servers do: ignore connections in TIME_WAIT.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(*preferred: int) -> int:
+    """Return the first preferred port that is free, else any free one. Raises `Unavailable` if none is found."""
+    for port in preferred:
+        if is_port_free(port):
+            return port
+    for _ in range(_TRIES):
+        port = _FIRST + secrets.randbelow(_NUM)
+        if is_port_free(port):
+            return port
+    raise Unavailable(f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}")
+
 
 START_PATIENCE_S = 60.0
-_POLL_S = 0.05
+
+
 _MOST_MOVES = 5
 """Maximum number of port changes in one start."""
 _TAKEN = "Address already in use"
@@ -48,7 +193,7 @@ class EmbeddedServer(ABC):
         first start.
         """
         self.folder = folder.absolute()
-        self.port = ports.choose() if port is None else port
+        self.port = choose_port() if port is None else port
         self.may_move = port is None
         """True if the port may change when taken by another program; False once the server has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
@@ -59,7 +204,7 @@ class EmbeddedServer(ABC):
     @property
     def address(self) -> str:
         """Address as `host:port`."""
-        return f"{ports.HOST}:{self.port}"
+        return f"{HOST}:{self.port}"
 
     @property
     def mark(self) -> str:
@@ -102,9 +247,9 @@ class EmbeddedServer(ABC):
         self.kill()
         java = find_java(self.name)
         classpath = f"{self.jars.fetch(self._tell)}/*"
-        if not ports.is_free(self.port) and not self._change_port():
+        if not is_port_free(self.port) and not self._change_port():
             raise Refused(
-                f"{self.name} cannot listen on port {self.port} of {ports.HOST}: it is taken",
+                f"{self.name} cannot listen on port {self.port} of {HOST}: it is taken",
                 hint="choose another port, or stop what listens there",
             )
         for folder in (self.folder, self.log.parent):
@@ -133,12 +278,12 @@ class EmbeddedServer(ABC):
 
     def _has_lost_port(self) -> bool:
         """Return True if the server ended because a port that it needs was taken."""
-        return not ports.is_free(self.port) or _TAKEN in logged(self.log, self._log_start)
+        return not is_port_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
     def _change_port(self) -> bool:
         """Choose another port if the current one is taken and may change. Returns True if it may."""
         if self.may_move:
-            old_port, self.port = self.port, ports.choose()
+            old_port, self.port = self.port, choose_port()
             self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
         return self.may_move
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import SlackwaterError
-from . import ports
 from .jars import Jars
-from .jvm_server import JVM_FLAGS, EmbeddedServer
+from .jvm_server import HOST, JVM_FLAGS, EmbeddedServer, choose_port, is_port_open
 
 _SETTINGS = """\
 process.roles=broker,controller
@@ -75,7 +74,7 @@ class EmbeddedKafka(EmbeddedServer):
     def answers(self) -> bool:
         """Return True if the broker of this folder lists its topics and each partition has a leader."""
         cluster = self._cluster_id()
-        if not cluster or not ports.is_open(self.port):
+        if not cluster or not is_port_open(self.port):
             return False
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
@@ -101,7 +100,7 @@ class EmbeddedKafka(EmbeddedServer):
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
         # Only the broker connects to its controller, so that port may change with each start.
-        text = _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose())
+        text = _SETTINGS.format(host=HOST, port=self.port, controller_port=choose_port())
         settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / _PREPARED).exists():

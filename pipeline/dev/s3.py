@@ -15,9 +15,8 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import ClassVar
 
-from . import ports
 from .jars import Jars
-from .jvm_server import EmbeddedServer
+from .jvm_server import HOST, EmbeddedServer
 
 BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
@@ -79,7 +78,7 @@ class EmbeddedS3(EmbeddedServer):
         date = formatdate(usegmt=True)
         signed_text = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
         signature = b64encode(hmac.digest(SECRET_KEY.encode(), signed_text.encode(), "sha1")).decode()
-        connection = http.client.HTTPConnection(ports.HOST, self.port, timeout=_TIMEOUT_S)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=_TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Date": date, "Authorization": f"AWS {ACCESS_KEY}:{signature}"})
             answer = connection.getresponse()
@@ -97,7 +96,7 @@ class EmbeddedS3(EmbeddedServer):
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
         settings.write_text(
-            _SETTINGS.format(host=ports.HOST, port=self.port, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
+            _SETTINGS.format(host=HOST, port=self.port, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
             encoding="ascii",
         )
         objects = self.folder / "objects"

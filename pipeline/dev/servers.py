@@ -19,9 +19,16 @@ import msgspec
 from ...common import instants
 from ...common.whole_file import locked, whole_file
 from ...errors import Refused, Unavailable
-from . import ports, process
 from .jars import Tell, quiet
-from .jvm_server import START_PATIENCE_S, EmbeddedServer
+from .jvm_server import (
+    HOST,
+    START_PATIENCE_S,
+    EmbeddedServer,
+    choose_port,
+    find_process,
+    is_port_free,
+    terminate_process,
+)
 from .kafka import EmbeddedKafka
 from .s3 import EmbeddedS3
 
@@ -191,13 +198,13 @@ class DevServers:
                 )
             return recorded
         if port is None:
-            port = ports.choose(*filter(None, (recorded.port, usual_port)))
+            port = choose_port(*filter(None, (recorded.port, usual_port)))
             server = self._recorded(kind, port)
             server.may_move = True
             return server
-        if not ports.is_free(port):
+        if not is_port_free(port):
             raise Refused(
-                f"{recorded.name} cannot listen on port {port} of {ports.HOST}: it is taken",
+                f"{recorded.name} cannot listen on port {port} of {HOST}: it is taken",
                 hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
             )
         return self._recorded(kind, port)
@@ -205,7 +212,7 @@ class DevServers:
     def _running(self, server: EmbeddedServer) -> _Memory | None:
         """Return the record of the server if its process runs."""
         memory = self._memory(server.folder.name)
-        return memory if memory and process.find(memory.pid, memory.mark) else None
+        return memory if memory and find_process(memory.pid, memory.mark) else None
 
     def _await(self, server: EmbeddedServer) -> None:
         """Wait until a running server, possibly just started by another process, answers."""
@@ -227,7 +234,7 @@ class DevServers:
             memory = self._running(server)
             if memory:
                 self._tell(f"stopping {server.name}")
-                process.terminate(memory.pid, memory.mark, patience_s)
+                terminate_process(memory.pid, memory.mark, patience_s)
                 stopped.append(server.name)
             self._remember(server, 0)
         return tuple(stopped)

@@ -3,15 +3,23 @@
 Kafka's own tools show by consumer group how far an app has read. slackwater never reads these offsets back, since
 manifests hold the stages' positions. For monitoring, each stage has a group, `slackwater-<app>-<stage>`, whose offsets
 follow the stage's commits.
+
+For failover, there are anchors, which identify a record, and MirrorMaker's offset syncs. MirrorMaker 2 writes, now and
+then, which offset a record has in both clusters, to a compacted topic with one partition,
+`mm2-offset-syncs.<cluster>.internal` (KIP-382; `OffsetSync` of Apache Kafka's connect/mirror). Key: the topic, a string
+with its length in two bytes, and the partition, four. Value: the source's offset and the mirror's, eight bytes each.
+All numbers are big-endian, and there is no version.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import pyarrow as pa
+import xxhash
 from ulid import ULID
 
 from ...errors import NotFound, Refused
@@ -20,15 +28,14 @@ from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.replicas import Anchor
 from ...snapshot.cut.stored import ADDRESS
 from ...snapshot.query.log import Remaining, RemainingOf
-from ...state.records import TopicState, are_two
+from ...state.records import Range, TopicState, are_two
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from .archived import ArchivedKafka, archived
 from .columns import Columns
-from .failover import Sync, anchor, offset_sync
 from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
 from .open import end_offsets
-from .protocol import FOR_EVER, Kafka, Offsets, another_read
+from .protocol import FOR_EVER, Kafka, Message, Offsets, another_read
 
 _GAPS = 4
 """Offsets that are read for each wanted record at first: some hold transaction markers or were compacted away."""
@@ -118,16 +125,10 @@ class KafkaChannels:
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         decoded = partial(decode_addressed, attempts=frozenset(in_flight.attempts))
         counts = in_flight.counts or (None,) * len(in_flight.ends)
+        topic, topic_id = in_flight.topic, in_flight.topic_id
         for partition, where in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
-            yield from read_rows(
-                self.kafka,
-                in_flight.topic,
-                partition,
-                *where,
-                decoded,
-                patience_s=self.patience_s,
-                topic_id=in_flight.topic_id,
-            )
+            part = Range(partition, *where)
+            yield from read_rows(self.kafka, topic, part, decoded, patience_s=self.patience_s, topic_id=topic_id)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         self.kafka.commit_offsets(group_of(app, stage), positions)
@@ -213,3 +214,37 @@ class Announcer:
             if self._announced.get(stage) != topics:
                 self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)
                 self._announced[stage] = topics
+
+
+Sync = tuple[int, int]
+"""An offset of the source topic, and the offset of the same record in the mirror."""
+
+
+def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
+    """Parse an offset sync to topic, partition and offset pair; None for any other record."""
+    if key is None or value is None or len(value) != 16 or len(key) < 6:
+        return None
+    (length,) = struct.unpack_from(">h", key)
+    if length < 0 or len(key) != 2 + length + 4:
+        return None
+    try:
+        topic = key[2 : 2 + length].decode()
+    except UnicodeDecodeError:
+        return None
+    (partition,) = struct.unpack_from(">i", key, 2 + length)
+    source_offset, mirror_offset = struct.unpack(">qq", value)
+    return (
+        (topic, partition, (source_offset, mirror_offset))
+        if min(partition, source_offset, mirror_offset) >= 0
+        else None
+    )
+
+
+def anchor(message: Message) -> Anchor:
+    """Return a record's offset, time and digest."""
+    key, value = message.key(), message.value()
+    digest = xxhash.xxh3_128()
+    for part in (key, value):
+        digest.update(struct.pack(">q", -1 if part is None else len(part)))
+        digest.update(part or b"")
+    return Anchor(message.offset(), max(0, message.timestamp()[1]), digest.hexdigest())

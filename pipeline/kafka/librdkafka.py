@@ -1,4 +1,4 @@
-"""Kafka through librdkafka: topics, offsets, writes and groups; `clients` reads, `transactions` publishes."""
+"""Kafka through librdkafka: topics, offsets, writes and groups; `clients` reads and publishes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, Offset
 
 from ...errors import Gone, NotFound, Refused
 from ...state.records import TopicState, id_of_epochs
-from .clients import GONE, POLL_S, Clients, asking, clients, lacking, read_range, server, unavailable
-from .patience import patience_with
-from .protocol import MESSAGE_BYTES, NotTaken, Offsets, Properties, Record, TransactionSettings, check_read
-from .transactions import KafkaTransactions
+from .clients import GONE, POLL_S, Clients, KafkaTransactions, asking, clients, lacking, read_range, server, unavailable
+from .protocol import (
+    MESSAGE_BYTES,
+    NotTaken,
+    Offsets,
+    Properties,
+    Record,
+    TransactionSettings,
+    check_read,
+    patience_with,
+)
 
 _NO_LEADER = (
     KafkaError.LEADER_NOT_AVAILABLE,

@@ -17,7 +17,6 @@ from zlib import crc32
 from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
 from ...state.records import TopicState, id_of_epochs
-from .patience import patience_with
 from .protocol import (
     MESSAGE_BYTES,
     Broken,
@@ -30,6 +29,7 @@ from .protocol import (
     TransactionSettings,
     check_read,
     gone_error,
+    patience_with,
     topic_gone,
 )
 

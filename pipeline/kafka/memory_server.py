@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, cast
 
-from ...errors import Gone, Refused, Unavailable
-from ...state.records import TopicState
+from ...errors import Gone, Unavailable
 from .memory import MemoryKafka, MemoryTransactions
-from .protocol import Headers, Message, Offsets, Properties, Record, TransactionSettings
+from .protocol import Kafka, Message, Properties, TransactionSettings
 
 PLACE = "memory.place"
 """The property with the server's address: process id, port and key."""
@@ -44,12 +43,12 @@ def served(kafka: MemoryKafka) -> Iterator[Properties]:
             acceptor.join()
 
 
-def opened(properties: Properties) -> MemoryKafka | RemoteMemory:
+def opened(properties: Properties) -> Kafka:
     """Return the Kafka with these properties: this process's instance, or a client of the process that serves it."""
     address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
     if not place or place.split()[0] == str(os.getpid()):
         return MemoryKafka.named(address)
-    return _remote(os.getpid(), address, place)
+    return cast("Kafka", _remote(os.getpid(), address, place))
 
 
 @lru_cache(maxsize=2)
@@ -99,7 +98,7 @@ def _serve(connection: Connection[Any, Any], calls: _Calls) -> None:
 
 
 class RemoteMemory:
-    """A client of another process's `MemoryKafka`. Thread-safe."""
+    """A client of another process's `MemoryKafka`, with its methods. Thread-safe."""
 
     def __init__(self, address: str, place: str) -> None:
         self.address, self._place = address, place
@@ -114,43 +113,8 @@ class RemoteMemory:
     def name(self) -> str:
         return f"Kafka at {self.address}"
 
-    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
-        return cast("dict[str, int]", self._call(0, "partition_counts"))
-
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return cast("tuple[Offsets, Offsets]", self._call(0, "offsets", topic))
-
-    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        return cast("Offsets", self._call(0, "offsets_since", topic, times_ms))
-
-    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        return cast("TopicState", self._call(0, "state", topic))
-
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        return cast("dict[str, str]", self._call(0, "topic_ids", list(topics)))
-
-    def topic_id(self, topic: str) -> str:
-        return str(self._call(0, "topic_id", topic))
-
-    def create_topics(
-        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
-    ) -> None:
-        self._call(0, "create_topics", dict(partitions), only_ask=only_ask, config=dict(config or {}))
-
-    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self._call(0, "delete_topics", names))
-
-    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        self._call(0, "delete_records", topic, offset, partition)
-
-    def retention_ms(self, topic: str) -> int | None:
-        return cast("int | None", self._call(0, "retention_ms", topic))
-
-    def max_message_bytes(self, topic: str) -> int | None:
-        return cast("int | None", self._call(0, "max_message_bytes", topic))
-
-    def not_writable(self, topic: str) -> Refused | None:
-        return cast("Refused | None", self._call(0, "not_writable", topic))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._call, 0, method)
 
     def read(
         self,
@@ -169,22 +133,15 @@ class RemoteMemory:
             gone += gone_errors
         yield from chunks
 
-    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        return cast("dict[int, int]", self._call(0, "send", topic, list(records), patience_s=patience_s))
-
     def transactions(self, settings: TransactionSettings) -> RemoteTransactions:
         return RemoteTransactions(self._call, self._call(0, "transactions", settings))
 
-    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        self._call(0, "commit_offsets", group, dict(positions))
-
-    def delete_groups(self, groups: Collection[str]) -> None:
-        self._call(0, "delete_groups", list(groups))
-
     def _call(self, number: int, method: str, *positional: Any, **keywords: Any) -> Any:
+        # Views and iterators cannot be sent.
+        arguments = tuple(list(value) if isinstance(value, Iterator | KeysView) else value for value in positional)
         with self._lock:
             try:
-                outcome, result = self._exchange((number, method, positional, keywords))
+                outcome, result = self._exchange((number, method, arguments, keywords))
             except (EOFError, OSError) as error:
                 self._connection = None
                 raise Unavailable(f"{self.name} is gone: the process that held it in memory has ended") from error
@@ -201,24 +158,10 @@ class RemoteMemory:
 
 
 class RemoteTransactions:
-    """A client of another process's `MemoryTransactions`."""
+    """A client of another process's `MemoryTransactions`, with its methods."""
 
     def __init__(self, call: Callable[..., Any], number: int) -> None:
         self._call, self._number = call, number
 
-    def open(self) -> tuple[int, str] | None:
-        return cast("tuple[int, str] | None", self._call(self._number, "open"))
-
-    def begin(self) -> None:
-        self._call(self._number, "begin")
-
-    def add(
-        self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
-    ) -> None:
-        self._call(self._number, "add", keys, values, headers)
-
-    def commit(self, offset: int, text: str) -> None:
-        self._call(self._number, "commit", offset, text)
-
-    def close(self) -> None:
-        self._call(self._number, "close")
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._call, self._number, method)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...errors import Corruption, Gone, KeysForgotten
 from ...snapshot.cut.stored import ADDRESS
+from ...state.records import Range
 from ...store.sst.schema import fits
 from .protocol import HEADER, MOST_RECORD, Kafka, Message, Offsets, Record
 
@@ -171,30 +172,26 @@ def rows_of(message: Message) -> pa.Table:
 def read_rows(
     kafka: Kafka,
     topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    sent: int | None,
+    part: Range,
     decoded: Callable[[Sequence[Message]], Iterator[_Rows]],
     *,
     patience_s: float,
     topic_id: str = "",
 ) -> Iterator[_Rows]:
-    """Yield decoded rows of offsets start to end - 1 of one partition of a repartition topic.
+    """Yield decoded rows of a range of a repartition topic.
 
-    `decoded` converts a chunk of messages to batches. `sent` is the expected number of rows, None if unknown. With a
-    `topic_id`, the topic's id must match. Deleted offsets are accepted if all expected rows were read. Raises
-    `Corruption` if the number of rows differs, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read
-    fails.
+    `decoded` converts a chunk of messages to batches. With a `topic_id`, the topic's id must match. Deleted offsets are
+    accepted if all expected rows were read. Raises `Corruption` if the number of rows differs from the expected one, if
+    that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
     """
     num_rows = 0
     gone: list[Gone] = []
-    where = (topic, partition, start, end)
-    for chunk in kafka.read(*where, patience_s=patience_s, gone=None if sent is None else gone, topic_id=topic_id):
+    where, lost = (topic, part.partition, part.first, part.last), None if part.rows is None else gone
+    for chunk in kafka.read(*where, patience_s=patience_s, gone=lost, topic_id=topic_id):
         for rows in decoded(chunk):
             num_rows += rows.num_rows
             yield rows
-    check_count(*where, num_rows, sent, gone)
+    check_count(topic, part, num_rows, gone)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
@@ -214,19 +211,18 @@ def _address(message: Message) -> str:
     return f"{message.topic()}[{message.partition()}]@{message.offset()}"
 
 
-def check_count(
-    topic: str, partition: int, start: int, end: int, num_rows: int, sent: int | None, gone: Sequence[Gone]
-) -> None:
+def check_count(topic: str, part: Range, num_rows: int, gone: Sequence[Gone]) -> None:
     """Check that a range held as many rows as its writers' manifests say. Raises `Corruption`, or the last of `gone`.
 
     Fewer rows are accepted if keys among them were forgotten.
     """
+    sent = part.rows
     if sent is None or num_rows == sent:
         return
     if lost_ranges := [error for error in gone if not isinstance(error, KeysForgotten)]:
         raise lost_ranges[-1]
     if not gone or num_rows > sent:
-        address = f"{topic}[{partition}]@{start}..{end}"
+        address = f"{topic}[{part.partition}]@{part.first}..{part.last}"
         raise Corruption(
             f"{address} holds {num_rows} rows of committed attempts, but the manifests say {sent}",
             object_key=address,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ...state.records import TopicState, why_another
 from ...store.versions.manifest import Input
-from .patience import patience_with
-from .protocol import Kafka, Offsets
+from .protocol import Kafka, Offsets, patience_with
 
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:

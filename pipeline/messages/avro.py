@@ -1,8 +1,17 @@
-"""Avro messages as Arrow arrays, read by DataFusion, whose Avro reader is arrow-rs's.
+"""Avro messages as Arrow arrays: read by DataFusion, whose Avro reader is arrow-rs's, and resolved to a schema.
 
 That reader takes files. So a batch of messages is written as one object container file with one block. The five bytes
 of each message's header are replaced by the message's number in the batch, read as an extra first field. If a message
 has more or fewer bytes than its schema says, the number read for the next message is wrong, and the error is found.
+
+Values of a writer's schema become those of a reader's on whole arrays:
+https://avro.apache.org/docs/1.12.0/specification/#schema-resolution. Where the specification leaves a choice, this does
+as Avro's Java reader: a union branch is read as the reader's branch of the same type, else as the first branch to which
+it can be promoted; names of records matter only in unions.
+
+Three conversions are allowed although Avro forbids them, since a registry may accept such changes while an app still
+uses an older schema, and since every column is nullable: a number of a wider type whose value fits the narrower type, a
+null for a non-null type, and a missing field without a default, which becomes null.
 """
 
 from __future__ import annotations
@@ -10,8 +19,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from .avro_layout import VALUE, Layout, layout
-from .avro_resolution import resolve
-from .avro_schema import column_type, is_one_value, parsed
-from .schema import HEAD_BYTES, BadMessage, Reader, Schema, varint, without
+from .avro_layout import BRANCH, VALUE, Layout, as_nullable, as_numbered, has_bytes, layout
+from .avro_schema import NAMED, Node, branches, column_type, default_of, is_one_value, named, parsed
+from .registry import HEAD_BYTES, BadMessage, Reader, Schema, last_of_each_key, varint, without
 
 _SYNC = b"slackwater_block"
 _HEAD = Layout(
@@ -120,3 +130,237 @@ def _header(laid_out: Layout | None) -> bytes:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
+
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = Any
+"""Arrow array in the writer's layout; None for values without bytes."""
+
+_PROMOTED = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+_NARROWED = {"long": ("int",), "double": ("float",)}
+_NANOS = 1000
+"""Nanoseconds per microsecond, Spark's resolution."""
+_UNITS = {"millis": "ms", "micros": "us"}
+
+
+def resolve(values: Values, count: int, written: Node, read: Node) -> pa.Array:
+    """Convert values of a writer's schema to the reader's `column_type`.
+
+    Args:
+        values: Array in the writer's layout, not a slice; None for values without bytes.
+        count: Number of values.
+        written: The writer's schema.
+        read: The reader's schema.
+
+    Raises:
+        BadMessage: A value cannot be converted, such as a symbol that the reader's enum lacks.
+        Refused: The schemas are incompatible.
+    """
+    if written["type"] == "null":
+        return pa.nulls(count, column_type(read))
+    if written["type"] == "union":
+        return _resolve_union(values, count, written, read)
+    if read["type"] == "union":
+        return _as_branch(values, count, written, read)
+    if not _match(written, read):
+        raise Refused(f"a value written as {named(written)} cannot be read as {named(read)}")
+    to = column_type(read)
+    match read["type"]:
+        case "record":
+            return pa.StructArray.from_arrays(_fields(values, count, written, read), fields=list(to))
+        case "array":
+            items = resolve(values.values, len(values.values), written["items"], read["items"])
+            return pa.ListArray.from_arrays(values.offsets, items, type=to)
+        case "map":
+            items = resolve(values.items, len(values.items), written["values"], read["values"])
+            return last_of_each_key(pa.MapArray.from_arrays(values.offsets, values.keys, items, type=to))
+        case "enum":
+            return _symbols(values, written, read)
+        case "fixed" if values is None:
+            return pa.array([b""] * count, to)
+    return _plain(values, written, read, to)
+
+
+_Conversions: TypeAlias = Mapping[str, tuple[str, ...]]
+_NO_CONVERSIONS: _Conversions = {}
+_PROMOTIONS: _Conversions = _PROMOTED
+_ALL_CONVERSIONS: _Conversions = {
+    kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)
+}
+"""Types to which each type may be converted, at three levels: none, promotions, promotions and narrowing."""
+
+
+def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False) -> bool:
+    """Return True if the outermost types and names allow reading one schema's values by another."""
+    kind = written["type"]
+    if kind != read["type"]:
+        if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
+            return False
+        return read["type"] in conversions.get(kind, ()) and _logical_match(written, read)
+    if kind in NAMED and (kind != "record" or in_union) and not _same_name(written, read):
+        return False
+    if in_union and kind in ("array", "map"):
+        item = "items" if kind == "array" else "values"
+        items = written[item], read[item]
+        unions = any(node["type"] == "union" for node in items)
+        return unions or _match(*items, conversions, in_union=True)
+    return _logical_match(written, read) and (kind != "fixed" or written["size"] == read["size"])
+
+
+def _logical_match(written: Node, read: Node) -> bool:
+    """Return True if both or neither are decimals, and no date is read as a time or a time as a date."""
+    logical = [node.get("logicalType", "") for node in (written, read)]
+    if "decimal" in logical:
+        return logical == ["decimal", "decimal"]
+    return not all(logical) or (logical[0] == "date") == (logical[1] == "date")
+
+
+def _same_name(written: Node, read: Node) -> bool:
+    # Aliases may be full names, or names in the reader's own namespace.
+    names = {read["name"], *(alias.rpartition(".")[2] for alias in read["aliases"] if "." not in alias)}
+    return written["name"] in names or written["fullname"] in read["aliases"]
+
+
+def _resolve_union(values: Values, count: int, written: Node, read: Node) -> pa.Array:
+    choices = written["branches"]
+    if not as_numbered(written) and not as_nullable(written):
+        codes = np.asarray(values.type_codes)
+        # In a dense union, each child holds only its own branch's values, in order.
+        rows = [np.flatnonzero(codes == number) for number in range(len(choices))]
+        parts = [values.field(number).take(pa.array(np.asarray(values.offsets)[at])) for number, at in enumerate(rows)]
+        return _merge(
+            [_branch(*part, written, n, read) for n, part in enumerate(zip(parts, rows, strict=True))], rows, read
+        )
+    if as_nullable(written):
+        present = np.ones(count, bool) if not values.null_count else np.asarray(values.is_valid())
+        null = next(number for number, choice in enumerate(choices) if choice["type"] == "null")
+        rows = [np.flatnonzero(~present), np.flatnonzero(present)]
+        non_null = values if present.all() else values.filter(pa.array(present))
+        results = [_branch(None, rows[0], written, null, read), _branch(non_null, rows[1], written, 1 - null, read)]
+        return results[1] if present.all() else _merge(results, rows, read)
+    numbers = np.asarray(values.field(BRANCH))
+    if count and not ((numbers >= 0) & (numbers < len(choices))).all():
+        raise BadMessage("the message names a branch that its union does not have")
+    rows = [np.flatnonzero(numbers == number) for number in range(len(choices))]
+    value = values.field(VALUE) if values.type.num_fields > 1 else None
+    return _merge([_branch(value, at, written, number, read) for number, at in enumerate(rows)], rows, read)
+
+
+def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
+    """Return the values of one branch of the writer's union, one for each of the rows."""
+    branch = written["branches"][number]
+    try:
+        if read["type"] == "union" and written == read and branch["type"] != "null":
+            at = sum(choice["type"] != "null" for choice in written["branches"][:number])
+            return _member(values, len(rows), branch, read, at)
+        return resolve(values if has_bytes(branch) else None, len(rows), branch, read)
+    except Refused as error:
+        if len(rows):
+            raise BadMessage(f"a value is of a union branch that the reader cannot read: {error.sentence}") from None
+        return pa.nulls(0, column_type(read))
+
+
+def _merge(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
+    """Merge the values of all branches in row order."""
+    positions = np.empty(sum(map(len, rows)), np.int64)
+    positions[np.concatenate(rows)] = np.arange(len(positions))
+    kind = column_type(read)
+    return pa.concat_arrays([part.cast(kind) if part.type != kind else part for part in parts]).take(
+        pa.array(positions)
+    )
+
+
+def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Array:
+    choices = branches(read)
+    for conversions in (_NO_CONVERSIONS, _PROMOTIONS, _ALL_CONVERSIONS):
+        for at, branch in enumerate(choices):
+            if _match(written, branch, conversions, in_union=len(choices) > 1):
+                return _member(values, count, written, read, at)
+    raise Refused(f"a value written as {named(written)} matches no branch of {named(read)}")
+
+
+def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
+    """Return values as one branch of the reader's union. `at` is the branch's index among the non-null branches."""
+    choices = branches(read)
+    member = resolve(values, count, written, choices[at])
+    if len(choices) == 1:
+        return member
+    to = column_type(read)
+    columns = [member if number == at else pa.nulls(count, field.type) for number, field in enumerate(to)]
+    return pa.StructArray.from_arrays(columns, fields=list(to))
+
+
+def _fields(values: Values, count: int, written: Node, read: Node) -> list[pa.Array]:
+    own = {field["name"] for field in read["fields"]}
+    numbers = {field["name"]: number for number, field in enumerate(written["fields"])}
+    laid_out = {} if values is None else {field.name: number for number, field in enumerate(values.type)}
+    columns = []
+    for field in read["fields"]:
+        # An alias matches a writer's field, unless the reader has a field of that name.
+        names = (field["name"], *(alias for alias in field.get("aliases", ()) if alias not in own))
+        name = next((name for name in names if name in numbers), None)
+        if name is None:
+            columns.append(_default_column(field, count))
+            continue
+        index = laid_out.get(f"f{numbers[name]}")
+        column = None if index is None else values.field(index)
+        columns.append(resolve(column, count, written["fields"][numbers[name]]["type"], field["type"]))
+    return columns
+
+
+def _default_column(field: Node, count: int) -> pa.Array:
+    if "default" not in field:
+        return pa.nulls(count, column_type(field["type"]))
+    return default_of(field).take(pa.array(np.zeros(count, np.int64)))
+
+
+def _symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
+    """Return the symbols of an enum, with the reader's default for symbols that the reader lacks."""
+    reader_symbols, default = set(read["symbols"]), read.get("default")
+    indices = np.asarray(values.indices)
+    symbols = [symbol if symbol in reader_symbols else default for symbol in written["symbols"]]
+    for number in () if None not in symbols else np.unique(indices).tolist():
+        if symbols[number] is None:
+            raise BadMessage(f"{written['symbols'][number]!r} is not a symbol of {named(read)}, which has no default")
+    # arrow-rs's dictionary indices are the symbols' positions in the schema.
+    return pa.array(symbols, pa.string()).take(pa.array(indices))
+
+
+def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.Array:
+    try:
+        if pa.types.is_decimal(values.type):
+            # A writer may encode more digits than its schema's precision.
+            values.validate(full=True)
+        values = instants(values, written.get("logicalType") or read.get("logicalType") or "", to)
+        if values.type == to:
+            return values
+        if pa.types.is_date(to):
+            values = values.cast(pa.int32())
+        cast = values.cast(to, safe=not pa.types.is_floating(to))
+        if written["type"] == "double":
+            back = cast.cast(values.type)
+            exact = pc.or_(pc.equal(back, values), pc.and_(pc.is_nan(back), pc.is_nan(values)))
+            if not pc.all(exact).as_py():
+                raise BadMessage("a double does not fit into a float")
+        return cast
+    except pa.ArrowInvalid as error:
+        raise BadMessage(str(error)) from None
+
+
+def instants(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
+    """Return numbers of a logical type as timestamps if `to` is one, else unchanged.
+
+    Nanoseconds are rounded down to Spark's microseconds. Raises `ArrowInvalid` for a time out of range.
+    """
+    if not pa.types.is_timestamp(to):
+        return numbers
+    unit, numbers = logical.rpartition("-")[2], numbers.cast(pa.int64())
+    if unit == "nanos":
+        return pa.array(np.asarray(numbers) // _NANOS).cast(to)
+    return numbers.cast(pa.timestamp(_UNITS[unit])).cast(pa.timestamp("us")).cast(pa.int64()).cast(to)

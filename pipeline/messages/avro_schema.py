@@ -1,19 +1,22 @@
-"""Avro schemas in a normal form: references and named types expanded, and only valid logical types.
+"""Avro schemas in a normal form: references and named types expanded, only valid logical types; and fields' defaults.
 
 A `Node` is a schema or a part of one. A union is `{"type": "union", "branches": […]}`; a named type has a `fullname`
-besides its `name`.
+besides its `name`. Default values are converted from a schema's JSON to column values:
+https://avro.apache.org/docs/1.12.0/specification/#schema-record (the table "field default values").
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from ...errors import Refused
-from .schema import Schema
+from .registry import Schema
 
 Node = dict[str, Any]
 """An Avro schema or a part of one in normal form: `type` is the name of a simple type or of a kind of type."""
@@ -206,15 +209,7 @@ def _end(node: Node, data: bytes, at: int) -> int:
     """Return the offset just past the value at `at`. Raises `IndexError` or `ValueError` if the bytes are invalid."""
     match node["type"]:
         case "union":
-            choices = node["branches"]
-            number, at = _long(data, at)
-            if len(choices) == 2 and len(branches(node)) == 1:
-                # arrow-rs treats every branch number other than null's as the value.
-                null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
-                return at if number == null else _end(choices[1 - null], data, at)
-            if number < 0:
-                raise ValueError("no branch")
-            return _end(choices[number], data, at)
+            return _union_end(node, data, at)
         case "null":
             return at
         case "int" | "long":
@@ -233,13 +228,31 @@ def _end(node: Node, data: bytes, at: int) -> int:
         case "map":
             entry = {"type": "record", "fields": [{"type": {"type": "string"}}, {"type": node["values"]}]}
             return _blocks_end(entry, data, at)
-        case "bytes" | "string":
-            size, at = _long(data, at)
-        case kind:
-            size = node["size"] if kind == "fixed" else _SIZES[kind]
+    return _bytes_end(node, data, at)
+
+
+def _union_end(node: Node, data: bytes, at: int) -> int:
+    choices = node["branches"]
+    number, at = _long(data, at)
+    if len(choices) == 2 and len(branches(node)) == 1:
+        # arrow-rs treats every branch number other than null's as the value.
+        null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
+        return at if number == null else _end(choices[1 - null], data, at)
+    if number < 0:
+        raise ValueError("no branch")
+    return _end(choices[number], data, at)
+
+
+def _bytes_end(node: Node, data: bytes, at: int) -> int:
+    """Return the end of a value of some bytes, whose number is fixed or stands before them."""
+    kind = node["type"]
+    if kind in ("bytes", "string"):
+        size, at = _long(data, at)
+    else:
+        size = node["size"] if kind == "fixed" else _SIZES[kind]
     if size < 0 or at + size > len(data):
         raise ValueError("beyond the end")
-    if node["type"] == "string":
+    if kind == "string":
         data[at : at + size].decode()
     return at + size
 
@@ -267,3 +280,109 @@ def _long(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at + index + 1
     raise ValueError("a number without an end")
+
+
+_MICROSECONDS: dict[str, Callable[[int], int]] = {
+    "millis": lambda number: number * 1000,
+    "micros": int,
+    "nanos": lambda number: number // 1000,
+}
+_KINDS: dict[str, Any] = {
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": (int, float, str),
+    "double": (int, float, str),
+    "bytes": str,
+    "fixed": str,
+    "string": str,
+    "enum": str,
+    "array": list,
+    "map": dict,
+    "record": dict,
+}
+"""Python types of a default in JSON, by Avro type. Numbers that JSON lacks are strings, such as "NaN"."""
+_BITS = {"int": 31, "long": 63}
+
+
+def default_of(field: Node) -> pa.Array:
+    """Return the default of a reader's field, as an array of one value.
+
+    Raises `Refused` if the default is not of the field's type.
+    """
+    kind = column_type(field["type"])
+    try:
+        value = _value(field["default"], field["type"])
+        default = pa.array([value], kind)
+        default.validate(full=True)
+    except (ValueError, TypeError, KeyError, OverflowError, ArithmeticError, pa.ArrowException) as error:
+        raise Refused(
+            f"the default of the reader's field {field['name']!r} does not have the field's type: {error}"
+        ) from None
+    return default
+
+
+def _value(default: Any, node: Node) -> Any:
+    """Return a default as a Python value for the node's Arrow type. Raises `ValueError` if it is not of that type."""
+    kind = node["type"]
+    if kind == "union":
+        return _union_value(default, node)
+    _check_json_type(default, kind)
+    if "logicalType" in node and (logical := _logical_value(default, node)) is not None:
+        return logical
+    match kind:
+        case "record":
+            return {
+                f["name"]: _value(default[f["name"]] if f["name"] in default else f["default"], f["type"])
+                for f in node["fields"]
+            }
+        case "map":
+            return [(key, _value(item, node["values"])) for key, item in default.items()]
+        case "array":
+            return [_value(item, node["items"]) for item in default]
+        case "float" | "double":
+            return float(default)
+        case "enum" if default not in node["symbols"]:
+            raise ValueError(f"{default!r} is not a symbol of the enum")
+        case "bytes" | "fixed":
+            data = default.encode("latin-1")
+            if len(data) != node.get("size", len(data)):
+                raise ValueError(f"{len(data)} bytes, not {node['size']}")
+            return data
+    return default
+
+
+def _check_json_type(default: Any, kind: str) -> None:
+    """Raise `ValueError` if a default in JSON cannot be a value of an Avro type."""
+    if kind == "null":
+        if default is not None:
+            raise ValueError(f"{default!r} is not null")
+        return
+    if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
+        raise ValueError(f"{default!r} is not of type {kind}")
+    if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
+        raise ValueError(f"{default} does not fit {kind}")
+
+
+def _logical_value(default: Any, node: Node) -> Any:
+    """Return the value of a decimal or a time; None for other logical types."""
+    logical = node["logicalType"]
+    if logical == "decimal":
+        unscaled = int.from_bytes(default.encode("latin-1"), "big", signed=True)
+        return Decimal(f"{unscaled}e-{node['scale']}")
+    return _MICROSECONDS[logical.rpartition("-")[2]](default) if "timestamp" in logical else None
+
+
+def _union_value(default: Any, node: Node) -> Any:
+    """Return a default as a value of the first branch whose type it has."""
+    for branch in node["branches"]:
+        try:
+            value = _value(default, branch)
+        except (ValueError, KeyError, ArithmeticError):
+            continue
+        choices = branches(node)
+        if branch["type"] == "null" or len(choices) == 1:
+            return value
+        number = next(n for n, choice in enumerate(choices) if choice is branch)
+        return {f"member{number}": value}
+    raise ValueError(f"{default!r} matches no branch of the union")

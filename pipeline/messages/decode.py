@@ -1,12 +1,12 @@
-"""`decode`: a column of structs from schema-registry messages, with detection of bad messages."""
+"""`decode`: structs from schema-registry messages, with detection of bad messages; and the same for stored messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
@@ -19,22 +19,27 @@ import xxhash
 
 from ...common.arguments import checked
 from ...common.validation import installing
-from ...errors import BadRecord, NotFound, Refused, Usage
+from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
 from ..source.worker import ERROR_MARK
 from .avro import AvroReader
-from .json_schema import JsonReader
+from .json_messages import JsonReader
 from .protobuf import ProtobufReader
-from .registry import Registry
-from .schema import NO_SCHEMA, BadMessage, Reader, Schema, schema_ids
+from .registry import NO_SCHEMA, BadMessage, Reader, Registry, Schema, schema_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
+    from .registry import Registry
+
+
 _NEEDED = ("datafusion", "ptars", "grpc_tools")
+Rows = npt.NDArray[np.int64]
+
 _SIDES = ("key", "value")
 _MODES = ("FAILFAST", "PERMISSIVE")
 _ADDRESS = ("topic", "partition", "offset")
+_NO_HEADER = "it has no schema registry header (magic byte 0 and schema id)"
 
 _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
 
@@ -235,68 +240,145 @@ def read_batch(
         schema_of: Returns the schema with an id; raises `NotFound` if there is none.
         every: True to find all bad messages; False to stop at the first, in which case the values are unusable.
     """
-    messages = messages.cast(pa.binary())
-    ids = schema_ids(messages)
-    bad: list[Bad] = []
-    values, rows = [pa.nulls(0, reader.type)], [np.empty(0, np.int64)]
+    batch = _BatchReading(messages.cast(pa.binary()), reader, kind, schema_of, every)
+    batch.read()
+    return batch.decoded(), tuple(sorted(batch.bad, key=lambda bad_message: bad_message.row))
 
-    def refuse(at: npt.NDArray[np.int64], why: str) -> None:
-        bad.extend(Bad(row, why) for row in at.tolist())
 
-    def read(writer: Schema, number: int, at: npt.NDArray[np.int64], *, first: bool) -> None:
-        """Read the messages of one schema at these rows; halve the rows to isolate bad messages, which are few."""
-        if bad and not every:
-            return
-        subset = messages if len(at) == len(messages) else messages.take(pa.array(at))
-        try:
-            values.append(reader.read(writer, subset))
-            rows.append(at)
-        except BadMessage as error:
-            likely = reader.likely(writer, subset) if first else np.ones(len(at), bool)
-            if not likely.all():
-                # The quick check found these, so the rest need no halving.
-                refuse(at[~likely], f"schema id {number}: the bytes do not match the {kind.capitalize()} schema")
-                if likely.any():
-                    read(writer, number, at[likely], first=False)
-            elif len(at) == 1:
-                refuse(at, f"schema id {number}: {error.sentence}")
+@dataclass(slots=True)
+class _BatchReading:
+    """Reads a batch, schema by schema. Arguments as for `read_batch`."""
+
+    messages: pa.BinaryArray
+    reader: Reader
+    kind: str
+    schema_of: Callable[[int], Schema]
+    every: bool
+    bad: list[Bad] = field(default_factory=list)
+    values: list[pa.Array] = field(default_factory=list)
+    """Decoded parts of the batch."""
+    rows: list[Rows] = field(default_factory=list)
+    """Rows of the batch that each part has."""
+
+    def read(self) -> None:
+        ids = schema_ids(self.messages)
+        for number in np.unique(ids).tolist():
+            if self._is_over:
+                return
+            at = np.flatnonzero(ids == number)
+            if number == NO_SCHEMA:
+                bad_rows = at[np.asarray(self.messages.is_valid())[at]].tolist()
+                self.bad += [Bad(row, _no_message(self.messages[row].as_py())) for row in bad_rows]
             else:
-                for half in np.split(at, [len(at) // 2]):
-                    read(writer, number, half, first=False)
+                self._read_schema(number, at)
 
-    for number in np.unique(ids).tolist():
-        at = np.flatnonzero(ids == number)
-        if bad and not every:
-            break
-        if number == NO_SCHEMA:
-            bad_rows = at[np.asarray(messages.is_valid())[at]].tolist()
-            bad += [Bad(row, _no_message(messages[row].as_py())) for row in bad_rows]
-            continue
+    def decoded(self) -> pa.Array:
+        """Return the values in the batch's order."""
+        positions = np.full(len(self.messages), -1)
+        read_rows = np.concatenate([np.empty(0, np.int64), *self.rows])
+        positions[read_rows] = np.arange(len(read_rows))
+        values = pa.concat_arrays([pa.nulls(0, self.reader.type), *self.values])
+        if np.array_equal(positions, np.arange(len(values))):
+            return values
+        return values.take(pa.array(positions, mask=positions < 0))
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self.bad) and not self.every
+
+    def _refuse(self, at: Rows, why: str) -> None:
+        self.bad += [Bad(row, why) for row in at.tolist()]
+
+    def _read_schema(self, number: int, at: Rows) -> None:
         try:
             # Only an unknown id is the message's fault; other errors of the registry stop the stage.
-            writer = schema_of(number)
+            writer = self.schema_of(number)
         except NotFound as error:
-            refuse(at, error.sentence)
-            continue
-        if writer.kind != kind:
-            refuse(at, f"schema id {number} is of type {writer.kind}, not {kind}")
-            continue
-        num_bad, num_read = len(bad), len(values)
+            self._refuse(at, error.sentence)
+            return
+        if writer.kind != self.kind:
+            self._refuse(at, f"schema id {number} is of type {writer.kind}, not {self.kind}")
+            return
+        num_bad, num_read = len(self.bad), len(self.values)
         try:
-            read(writer, number, at, first=True)
+            self._read_rows(writer, number, at, first=True)
         except Refused as error:
-            del bad[num_bad:], values[num_read:], rows[num_read:]
-            refuse(at, f"schema id {number}: {error.sentence}")
-    positions = np.full(len(messages), -1)
-    read_rows = np.concatenate(rows)
-    positions[read_rows] = np.arange(len(read_rows))
-    decoded = pa.concat_arrays(values)
-    if not np.array_equal(positions, np.arange(len(decoded))):
-        decoded = decoded.take(pa.array(positions, mask=positions < 0))
-    return decoded, tuple(sorted(bad, key=lambda bad_message: bad_message.row))
+            del self.bad[num_bad:], self.values[num_read:], self.rows[num_read:]
+            self._refuse(at, f"schema id {number}: {error.sentence}")
+
+    def _read_rows(self, writer: Schema, number: int, at: Rows, *, first: bool) -> None:
+        """Read the messages of one schema at these rows; halve the rows to isolate bad messages, which are few."""
+        if self._is_over:
+            return
+        subset = self.messages if len(at) == len(self.messages) else self.messages.take(pa.array(at))
+        try:
+            self.values.append(self.reader.read(writer, subset))
+            self.rows.append(at)
+        except BadMessage as error:
+            likely = self.reader.likely(writer, subset) if first else np.ones(len(at), bool)
+            if not likely.all():
+                # The quick check found these, so the rest need no halving.
+                self._refuse(
+                    at[~likely], f"schema id {number}: the bytes do not match the {self.kind.capitalize()} schema"
+                )
+                if likely.any():
+                    self._read_rows(writer, number, at[likely], first=False)
+            elif len(at) == 1:
+                self._refuse(at, f"schema id {number}: {error.sentence}")
+            else:
+                for half in np.split(at, [len(at) // 2]):
+                    self._read_rows(writer, number, half, first=False)
 
 
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
-    why = f"it has no schema registry header (magic byte 0 and schema id): it begins with {shown}"
-    return why if data else "it is empty"
+    return f"{_NO_HEADER}: it begins with {shown}" if data else "it is empty"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormats:
+    """Decodes stored messages for `operations.erasure`, by the formats of a stage's `decode(...)`."""
+
+    patience_s: float = 10.0
+
+    def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
+        """Return decoded parts with their rows, and error reasons by row; implements `Formats.decoded`.
+
+        Without a subject in the format `how`, each message is decoded by the schema that its id names.
+        """
+        try:
+            arguments = json.loads(how)
+            client = Registry.of(arguments["registry"], self.patience_s)
+            if subject := arguments.get("subject", ""):
+                schema = client.latest(subject, arguments.get("version"))
+                reader = open_reader(schema, arguments.get("message", ""))
+                values, bad = read_batch(messages, reader, schema.kind, client.by_id)
+                return [(values, np.arange(len(messages)))], _reasons(bad)
+            return self._by_own_schema(client, messages)
+        except ImportError as error:
+            raise Refused(f"messages cannot be decoded here: {error}", hint=installing("registry")) from None
+        except (ValueError, KeyError, TypeError):
+            raise Refused(f"unknown message format {how!r}") from None
+
+    def _by_own_schema(
+        self, client: Registry, messages: pa.Array
+    ) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
+        ids = schema_ids(messages.cast(pa.binary()))
+        parts, reasons = list[tuple[pa.Array, Rows]](), dict[int, str]()
+        for number in np.unique(ids).tolist():
+            at = np.flatnonzero(ids == number)
+            try:
+                if number == NO_SCHEMA:
+                    raise Refused(_NO_HEADER)
+                schema = client.by_id(number)
+                values, bad = read_batch(messages.take(pa.array(at)), open_reader(schema), schema.kind, client.by_id)
+            except SlackwaterError as error:
+                reasons |= dict.fromkeys(at.tolist(), f"schema id {number}: {error.sentence}")
+            else:
+                parts.append((values, at))
+                reasons |= {int(at[row]): why for row, why in _reasons(bad).items()}
+        return parts, reasons
+
+
+def _reasons(bad: tuple[Bad, ...]) -> dict[int, str]:
+    return {bad_message.row: bad_message.why for bad_message in bad}

@@ -1,6 +1,16 @@
-"""Records that a sink publishes, from whole Arrow tables: key, value and headers as bytes."""
+"""Records that a sink publishes, from whole Arrow tables: key, value and headers as bytes.
+
+For Avro values, also the registry schema of a table's rows. Each column is encoded to a column of bytes, and these are
+joined: numpy encodes the variable-length integers, Arrow's kernels do the rest. See the specification of Avro 1.12,
+"Binary Encoding".
+"""
 
 from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +19,10 @@ import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
 from ...store.archive import columns
+from ...store.sst.arrow_types import escaped
 from ..api.sink import Encoding
-from . import avro_rows, json_rows
+from . import json_messages
+from .registry import HEAD_BYTES, Registry, varint_sizes, varints
 
 HEADER = "header "
 """Prefix of a header's column name."""
@@ -41,15 +53,15 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
                 f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_rows.check(label, pa.schema([rows.field(name) for name in encoding.key]))
+    json_messages.check(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_rows if encoding.value == "json" else avro_rows).check(label, _value_schema(encoding, rows))
+        (json_messages.check if encoding.value == "json" else check_avro)(label, _value_schema(encoding, rows))
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
     """Register the schema of rows of these columns if the encoding is Avro. Raises `Refused` and `Unavailable`."""
     if encoding.value == "avro":
-        avro_rows.registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
+        registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
 
 def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
@@ -94,32 +106,23 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
             title = pa.array([name.removeprefix(HEADER)])
             body += np.where(is_set, _counted_bytes(title)[0] + _counted_bytes(column), 0)
             counts += is_set
-    body += _varint_bytes(counts)
-    return np.asarray(_BATCH_OVERHEAD + _varint_bytes(body) + body, np.int64)
+    body += varint_sizes(counts)
+    return np.asarray(_BATCH_OVERHEAD + varint_sizes(body) + body, np.int64)
 
 
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each text with its length prefix, which is -1 for null."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
-    return np.asarray(_varint_bytes(lengths) + np.maximum(lengths, 0), np.int64)
-
-
-def _varint_bytes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    zigzag = np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
-    return np.asarray(np.searchsorted(_VARINTS, zigzag, side="right") + 1, np.int64)
-
-
-_VARINTS = np.array([1 << bits for bits in (7, 14, 21, 28)], np.int64)
-"""The smallest numbers that take 2, 3, 4 and 5 bytes."""
+    return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
 
 def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
     if not columns:
         return pa.nulls(rows.num_rows, pa.binary())
     if len(columns) > 1:
-        return json_rows.objects(rows.select(columns))
+        return json_messages.objects(rows.select(columns))
     column = rows[columns[0]]
-    return column.cast(pa.binary()) if _is_bytes(column.type) else json_rows.values(column)
+    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.values(column)
 
 
 def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
@@ -127,9 +130,9 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
         return rows[encoding.value].cast(pa.binary())
     valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
-        return json_rows.objects(valued)
-    number = avro_rows.registered(encoding.registry, encoding.subject, valued.schema, patience_s)
-    return avro_rows.messages(valued, number)
+        return json_messages.objects(valued)
+    number = registered(encoding.registry, encoding.subject, valued.schema, patience_s)
+    return avro_messages(valued, number)
 
 
 def _value_schema(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
@@ -140,3 +143,124 @@ def _value_schema(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NULL, _NOT_NULL = b"\x00", b"\x02"
+"""Encoded branch numbers of ["null", …]: 0 and 1."""
+
+
+def check_avro(label: str, schema: pa.Schema) -> None:
+    """Check that the columns have an Avro schema. Raises `Refused` with a message that begins with `label`."""
+    for field in schema:
+        if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
+            reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
+            raise Refused(
+                f"{label}: column {field.name!r} {reason}; Avro output supports numbers, strings, bytes, booleans, "
+                "dates, timestamps, decimals, and lists of these, in columns with names of letters, digits and '_'",
+                hint="cast or rename it in the stage's function, or use value='json'",
+            )
+
+
+def avro_schema_of(name: str, schema: pa.Schema) -> str:
+    fields = [{"name": field.name, "type": ["null", _kind(field.type)], "default": None} for field in schema]
+    return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
+
+
+@lru_cache(maxsize=64)
+def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
+    """Register the columns' schema under a subject, if new, and return the schema's id.
+
+    Raises `Refused` if the registry rejects the schema, and `Unavailable` after `patience_s` without an answer.
+    """
+    return Registry.of(url, patience_s).register(subject, avro_schema_of(subject, schema))
+
+
+def avro_messages(rows: pa.Table, number: int) -> pa.Array:
+    """Encode rows in Confluent's wire format with this schema id. Strings that are not UTF-8 are escaped."""
+    head = b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big")
+    return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, escaped(rows).itercolumns()))
+
+
+def _kind(kind: pa.DataType) -> Any:
+    """Return the Avro type, or None if there is none."""
+    t = pa.types
+    if t.is_list(kind):
+        items = _kind(kind.value_type)
+        return None if items is None or t.is_nested(kind.value_type) else {"type": "array", "items": ["null", items]}
+    if t.is_timestamp(kind):
+        return {"type": "long", "logicalType": "timestamp-micros" if kind.tz else "local-timestamp-micros"}
+    if t.is_decimal(kind):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    for is_kind, name in (
+        (t.is_boolean, "boolean"),
+        (t.is_int64, "long"),
+        (t.is_signed_integer, "int"),
+        (t.is_float32, "float"),
+        (t.is_float64, "double"),
+        (t.is_string, "string"),
+        (t.is_binary, "bytes"),
+        (t.is_date32, {"type": "int", "logicalType": "date"}),
+    ):
+        if is_kind(kind):
+            return name
+    return None
+
+
+def _joined(*pieces: pa.Array | bytes) -> pa.Array:
+    """Join bytes element by element; null if any piece is null."""
+    return pc.binary_join_element_wise(*pieces, b"")
+
+
+def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pc.fill_null(_joined(_NOT_NULL, _bytes(values)), _NULL)
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    t, kind = pa.types, column.type
+    if t.is_boolean(kind):
+        return pc.if_else(column, b"\x01", b"\x00")
+    if t.is_floating(kind):
+        numbers = pc.fill_null(column, 0).to_numpy()
+        return _masked(_fixed(numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)), column)
+    if t.is_list(kind):
+        return _lists(column)
+    if t.is_decimal(kind):
+        # Avro wants big-endian two's complement, Arrow's is little-endian; surplus leading bytes are allowed.
+        stored = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
+        return _counted(_masked(_fixed(stored[column.offset : column.offset + len(column), ::-1]), column))
+    if t.is_string(kind) or t.is_binary(kind):
+        return _counted(column.cast(pa.binary()))
+    if t.is_date32(kind):
+        column = column.cast(pa.int32())
+    if t.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    return _masked(varints(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
+
+
+def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return rows of bytes of equal length as a binary array."""
+    count, width = rows.shape
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
+    return fixed.cast(pa.binary())
+
+
+def _counted(column: pa.Array) -> pa.Array:
+    """Prefix each value with its length."""
+    lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return _joined(varints(lengths), column)
+
+
+def _lists(column: pa.Array) -> pa.Array:
+    """Encode lists as one block of items, prefixed with their number, and the empty block that ends a list."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")
+    blocks = pc.if_else(pa.array(counts == 0), _NULL, _joined(varints(counts), items, _NULL))
+    return _masked(blocks, column)
+
+
+def _masked(encoded: pa.Array, column: pa.Array) -> pa.Array:
+    """Set values to null where the column is null."""
+    return encoded if not column.null_count else pc.if_else(pc.is_valid(column), encoded, None)

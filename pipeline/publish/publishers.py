@@ -19,8 +19,7 @@ from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
 from ..kafka.channels import group_of
 from ..kafka.messages import of_attempts, rows_of
-from ..kafka.patience import Patience
-from ..kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from ..kafka.protocol import Broken, Kafka, Overtaken, Patience, TransactionSettings
 from ..listener import Listener
 from .core import Backlog, Publisher, Target
 from .targets import Book, ToFunction, ToTopic

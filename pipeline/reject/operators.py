@@ -17,8 +17,8 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
-from ...common.learned import learned
 from ...state.failing import Failure, TooMany
+from ...store.versions.codec import learned
 from ..spark.plans import children, frame_of, kind, listed, nodes, number_of, numbered, optimised, plan_of, sequence
 from ..spark.session import COMMON_PARTS, part_by_part
 from .blame import blamed_of_java, raised

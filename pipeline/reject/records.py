@@ -21,7 +21,7 @@ from ..kafka.columns import Columns
 from ..kafka.messages import check_count, decode, decode_addressed, encode
 from ..kafka.protocol import Kafka, Message
 from ..source.worker import configure_worker
-from ..spark.places import Places
+from ..spark.worker_resources import WorkerResources
 from .table import DeadLetter
 
 ROW_BITS = 20
@@ -146,7 +146,7 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 class KafkaFeed:
     """Reads an input's records in Spark tasks, with their numbers; a function for `mapInArrow` over range indices."""
 
-    where: Places = field(repr=False)
+    resources: WorkerResources = field(repr=False)
     topic: str
     schema: pa.Schema
     """The input's columns, then the number's column."""
@@ -167,12 +167,12 @@ class KafkaFeed:
         num_rows, gone = 0, list[Gone]()
         span = (self.topic, part.partition, part.first, part.last)
         gone_or_none = None if part.rows is None else gone
-        for messages in self.where.open_kafka().read(*span, patience_s=self.patience_s, gone=gone_or_none):
+        for messages in self.resources.open_kafka().read(*span, patience_s=self.patience_s, gone=gone_or_none):
             for offsets, row_numbers, columns in self._rows(messages):
                 num_rows += len(offsets)
                 numbers = record_number(1, 0) * (first_number + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
-        check_count(*span, num_rows, part.rows, gone)
+        check_count(self.topic, part, num_rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         """Yield the offsets of records, their rows in their messages, and their columns."""

@@ -29,7 +29,7 @@ from ...state.next_version import SentTo, TaskReport, Written
 from ...state.records import sent
 from ...store.archive.columns import HEADERS
 from ...store.versions import history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, SideTable
 from ...store.versions.side_tables import REJECTED, rejected_of
 from ..api.stage import Stage
 from ..batch.job import Batch
@@ -40,7 +40,7 @@ from ..kafka.messages import send, split
 from ..messages import outgoing
 from ..source.spark_types import arrow_of
 from ..source.worker import ERROR_MARK
-from ..spark.places import Places
+from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import traceparents
 from .blame import blamed
 from .operators import Failures, Operators
@@ -187,7 +187,7 @@ class BatchRejecter:
     spark: SparkSession
     stage: Stage
     shape: Shape
-    where: Places
+    resources: WorkerResources
     topic: str = ""
     """Topic for copies of rejected records; empty for none."""
     published: Mapping[str, str] = field(default_factory=dict)
@@ -202,17 +202,13 @@ class BatchRejecter:
         if blamed(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
-        messages = Messages(self.where.open_kafka(), self._sources(batch), numbering, self.where.patience_s)
+        messages = Messages(self.resources.open_kafka(), self._sources(batch), numbering, self.resources.patience_s)
         read: dict[str, int] = {}
         results, failures = self._compute_without_failing(batch, self._input_frames(messages), error, read=read)
         if not failures:
             return Written(results, read=read)
         rejected = messages.rejected(failures)
-        now_ms, version = instants.now_ms(), batch.base.version + 1
-        if self.topic:
-            send_rejects(messages.kafka, self.topic, rejected, patience_s=self.where.patience_s)
-        rows = [row_of(record, version=version, now_ms=now_ms) for record in rejected]
-        table = self._table_of(batch).put(batch.base, rows, version, added=len(rows), waiting=len(rows))
+        table = self._stored(batch, batch.base, rejected)
         parents = traceparents(record.headers for record in rejected)
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
@@ -239,12 +235,17 @@ class BatchRejecter:
             )
             for row, record in enumerate(unsent)
         ]
-        if self.topic:
-            send_rejects(self.where.open_kafka(), self.topic, letters, patience_s=self.where.patience_s)
-        rows = [row_of(record, version=version, now_ms=now_ms) for record in letters]
-        table = self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
-        table = replace(table, rows=len(rows) + (table_of_batch.rows if table_of_batch is not None else 0))
+        table = self._stored(batch, base, letters)
+        table = replace(table, rows=len(letters) + (table_of_batch.rows if table_of_batch is not None else 0))
         return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
+
+    def _stored(self, batch: Batch, base: Manifest, letters: Sequence[DeadLetter]) -> SideTable:
+        """Send rejected records to their topic; return the table of rejected records of the version after `base`."""
+        if self.topic:
+            send_rejects(self.resources.open_kafka(), self.topic, letters, patience_s=self.resources.patience_s)
+        now_ms, version = instants.now_ms(), base.version + 1
+        rows = [row_of(record, version=version, now_ms=now_ms) for record in letters]
+        return self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
 
     def retry(self, batch: Batch) -> Written:
         """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.
@@ -282,7 +283,7 @@ class BatchRejecter:
 
     def _republish(self, batch: Batch, rejected: pa.Table) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
         """Send rejected records of sinks that now fit their topics. Returns reports and the table's new rows."""
-        version, kafka, patience_s = batch.base.version + 1, self.where.open_kafka(), self.where.patience_s
+        version, kafka, patience_s = batch.base.version + 1, self.resources.open_kafka(), self.resources.patience_s
         reports, rows = list[TaskReport](), rejected.to_pylist()
         for sink in self.stage.sinks:
             target = output_topic_of(sink, batch.base, self.published)
@@ -361,7 +362,7 @@ class BatchRejecter:
             source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
             ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered if owner == name)
             columns = arrow_of(schema)
-            reader = KafkaFeed(self.where, source.topic, columns, ranges, source.attempts, messages.patience_s)
+            reader = KafkaFeed(self.resources, source.topic, columns, ranges, source.attempts, messages.patience_s)
             frames.append(
                 self.spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(ERROR_MARK.on(reader), schema)
             )

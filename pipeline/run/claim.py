@@ -31,12 +31,11 @@ from ...store.versions.manifest import Column, Input, Manifest, Output, Program,
 from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ..api.app import App
 from ..api.stage import Stage
-from ..api.starting_offsets import EARLIEST
-from ..api.topic import Repartition, Topic
+from ..api.topic import EARLIEST, Repartition, Topic
 from ..batch.column_sources import joined
 from ..batch.schemas import Shape, ddl_of
 from ..kafka.protocol import Kafka
-from ..publish import prepare as sinks
+from ..publish import sinks
 from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
 
 

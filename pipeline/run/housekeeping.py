@@ -1,34 +1,44 @@
-"""A runner's background work: reports lags and heartbeats, and collects garbage."""
+"""A runner's background work: reports lags and heartbeats, watches topics, and collects garbage.
+
+Stages' reasons to wait, as their runner knows them, are in its heartbeats, where `status` reads them. A topic that was
+deleted and created again under its name is detected while the app runs: planners of users' topics notice that
+themselves (`source.planner`); offsets of repartition topics and of sinks' internal topics are not read while an app
+runs, so their ids are checked together now and then, and after failures.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from ...common import instants
-from ...errors import Corruption, Refused, SlackwaterError, Unavailable
+from ...errors import AnotherTopic, Corruption, Refused, SlackwaterError, Unavailable
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
 from ...snapshot.gc.inventory import last_collection
-from ...snapshot.gc.retention import Retention
-from ...snapshot.status.lag import StageLag, input_lag, sink_lags
+from ...snapshot.gc.reachable import Retention
+from ...snapshot.status.overview import StageLag, input_lag, sink_lags
 from ...snapshot.under_way.runners import BEAT_S, Beat, Heart, beats, runner_of
+from ...state.records import are_two, is_known
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
 from ..kafka.open import EndOffsets
+from ..kafka.protocol import Kafka
 from ..listener import Listener
+from ..publish.sinks import another_internal
 from .claim import Claimer
-from .waiting import queued_groups
+from .start_positions import another_channel, another_users_topic
 
 _log = logging.getLogger("slackwater")
 
@@ -202,3 +212,92 @@ class Collector:
         epochs = self.epochs()
         first = next((name for name in order(heads) if name in epochs or runner_of(heads[name], alive)), None)
         return first is not None and epochs.get(first) == heads[first].epoch
+
+
+def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
+    """Return what a stage waits for; empty while it works, or if unknown.
+
+    `busy`: a batch is under way; `queued`: none of its tasks runs, while tasks of other stages do. `on_hold`: a
+    promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
+    """
+    if busy:
+        return "a free core" if queued else ""
+    if on_hold:
+        return "the end of a promotion"
+    if readers_lag:
+        return "its readers to catch up"
+    if stage.records == 0:
+        return f"new records of {', '.join(dict.fromkeys(source.upstream or source.topic for source in stage.inputs))}"
+    return ""
+
+
+def queued_groups(spark: SparkSession) -> Collection[str]:
+    """Return the job groups in Spark without a running task, if other groups have running tasks.
+
+    A streaming query's jobs are in the group of its run id. Costs a few JVM calls for each active job.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    statuses = jvm.java.util.ArrayList()
+    statuses.add(jvm.org.apache.spark.JobExecutionStatus.RUNNING)
+    jobs: Any = spark.sparkContext._jsc.sc().statusStore().jobsList(statuses)
+    active: dict[str, int] = {}
+    for number in range(jobs.size()):
+        job = jobs.apply(number)
+        if (group := job.jobGroup()).isDefined():
+            active[group.get()] = active.get(group.get(), 0) + job.numActiveTasks()
+    return {group for group, tasks in active.items() if not tasks} if any(active.values()) else ()
+
+
+_LOOK_S = 5.0
+
+
+@dataclass(slots=True)
+class TopicWatch:
+    """Watches the topics of one runner's stages. `look` is thread-safe."""
+
+    kafka: Kafka
+    app: str
+    runners: Sequence[StageRunner]
+    error: AnotherTopic | None = field(default=None, init=False)
+    """Error of the first topic found re-created; None if there is none."""
+
+    def work(self, over: threading.Event) -> None:
+        """Check every few seconds, until `over` is set or a topic is re-created: one request each time."""
+        while self.error is None and not over.wait(_LOOK_S):
+            self.look(users=False)
+
+    def look(self, *, users: bool = True) -> AnotherTopic | None:
+        """Return the error of a re-created topic; None if all are the same or Kafka does not answer.
+
+        Without `users`, users' topics are left out.
+        """
+        topics = {entry[0]: entry for runner in self.runners for entry in self._topics(runner) if users or entry[2]}
+        try:
+            now = self.kafka.topic_ids(topics.keys()) if topics else {}
+        except SlackwaterError:
+            return None  # a caller that needs Kafka reports the error
+        for topic, topic_id in now.items():
+            _, previous_id, kind, hint, stage = topics[topic]
+            if are_two(previous_id, topic_id):
+                self.error = AnotherTopic(
+                    f"stage {stage!r} cannot go on: {kind or 'topic'} {topic!r} was deleted and made again while the "
+                    f"app ran: it was the one of id {previous_id}, and now it is the one of id {topic_id}",
+                    hint=hint,
+                )
+                break
+        return self.error
+
+    def _topics(self, runner: StageRunner) -> Iterator[tuple[str, str, str, str, str]]:
+        """Yield topic, id, kind (empty for a user's topic), hint and stage, for all topics with a known id."""
+        head = runner.head
+        entries = [
+            *(
+                (at.topic, at.topic_id, "repartition topic", another_channel(self.app))
+                if at.upstream
+                else (at.topic, at.topic_id, "", another_users_topic(self.app, at.topic))
+                for at in head.inputs.values()
+            ),
+            *((at.topic, at.topic_id, "repartition topic", another_channel(self.app)) for at in head.outputs.values()),
+            *((at.topic, at.topic_id, "internal topic", another_internal()) for at in head.sinks.values()),
+        ]
+        yield from ((*entry, head.stage) for entry in entries if is_known(entry[1]))

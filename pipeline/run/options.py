@@ -7,8 +7,8 @@ from pathlib import Path
 from ...common.durations import parse_ms
 from ...common.validation import finite, whole
 from ...errors import Usage
-from ...snapshot.gc.retention import Retention
-from ...store.objects.s3.settings import S3Settings
+from ...snapshot.gc.reachable import Retention
+from ...store.objects.s3_settings import S3Settings
 
 _LEAST_GC_MS = 60_000
 """Minimum interval of collections, because each reads all remaining manifests."""

@@ -24,26 +24,28 @@ from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.settings import S3Access
+from ...store.objects.s3_settings import S3Access
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
 from ..api.stage import Stage
-from ..api.starting_offsets import stored_starts
+from ..api.topic import stored_starts
 from ..batch.job import Limits
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import in_memory, open_kafka, wait_for
 from ..kafka.protocol import Kafka
 from ..listener import Listener
-from ..publish.prepare import check_targets
+from ..publish.sinks import check_targets
 from ..spark.session import check_start, running_session
-from ..upkeep.write_stall import Triggers
+from ..upkeep.upkeep import Triggers
 from .claim import Claimer, check_made_here, check_program, migrate_command
 from .options import Options
 from .start_positions import StartPosition
 
 _log = logging.getLogger("slackwater")
 _HEARTBEAT_PATIENCE_S = 3.0
+Checked = tuple[Manifest | None, dict[str, StartPosition]]
+"""Head (None for a new stage) and start positions of a stage, as `Claimer.check` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ class Start:
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
     """One store for each stage, so that requests are counted by stage."""
-    checked: Mapping[str, tuple[Manifest | None, dict[str, StartPosition]]]
-    """Head (None for a new stage) and start positions of each stage, as `Claimer.check` returns them."""
+    checked: Mapping[str, Checked]
     store: CountingStore
     """Store for requests that belong to no stage."""
     heartbeats: CountingStore
@@ -77,8 +78,7 @@ class Start:
 
 def preflight(app: App, options: Options, listener: Listener) -> Start:
     """Wait for Kafka and run all checks that need no Spark. Raises `NotFound`, `Refused` and `Usage`."""
-    stages = app.select(options.stages)
-    limits = {stage.name: limits_of(stage, options) for stage in stages}
+    limits = {stage.name: limits_of(stage, options) for stage in app.select(options.stages)}
     check_start(options.master, options.spark_conf)
     kafka = open_kafka(options.kafka)
     # Refuse an invalid store address before waiting for anything.
@@ -89,30 +89,16 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
     listener.doing("checking the app")
     folders = apps.folders_of(store, app.name)
     app = replace(app, name=folders[0])
-    running = running_session()
-    master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
-    if master:  # otherwise known once Spark has started
-        check_unflushed(limits, master)
-        check_memory(options.kafka, master)
+    _check_master(options, limits)
     info, migration = apps.find_app(store, app.name), 0
     if info is None:
         apps.check_root(store)
         history.list_stages(store, app.name)  # raises for an unfinished clone or removal
         apps.check_free(store, app.name)
     else:
-        check_exclusion(store, app.name, Intent.RUN)
-        if waits_for_rows(store, info):
-            raise Refused(
-                f"`slackwater init` of app {app.name!r} was interrupted: {info.initialised} has no rows yet",
-                hint="run the same `slackwater init` again; or, to start without rows: slackwater app rm " + app.name,
-            )
-        migration = finish_newest(store, app.name, now_ms=instants.now_ms())
-        if len(folders) > 1:
-            # Refuse a replaced program before any check suggests a migration to it.
-            check_program(store, app, heads_of(store, app.name, history.list_stages(store, app.name)).values())
-        _check_absent(store, app)
+        migration = _check_stored(store, app, info, replaced=len(folders) > 1)
         app = app.beginning(stored_starts(info.starts))
-        stages = app.select(options.stages)
+    stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
         kafka=ArchivedKafka(kafka, Archives(lambda: store, app.name), of_past=False),
@@ -125,16 +111,7 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
-    heads = [head for head, _ in checked.values() if head is not None]
-    if info is not None and not heads:
-        heads = [*heads_of(store, app.name, history.list_stages(store, app.name)).values()]
-    now_ms = instants.now_ms()
-    promotion = settled(store, heads, by=claimer.by, now_ms=now_ms, claims=checked) if heads else None
-    if promotion is not None:
-        check_program(store, app, heads)
-    number = promotion.number if promotion is not None else 0
-    publishes = apps.publishes(store, info, promotion) if options.publishes else None
-    claimer = replace(claimer, publishes=publishes, promotion=number)
+    claimer = _with_promotion(claimer, info, checked, publishes=options.publishes)
     if options.publishes:
         check_targets(kafka, app, stages, claimer.topics, claimer.publishes)
     claimer.create_channels(stages, only_ask=True)
@@ -144,6 +121,54 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
     beats = CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3))
     access = partial(access_to, opened)
     return Start(stages, limits, stores, checked, store, beats, claimer, access, new=info is None, clone=clone)
+
+
+def _check_master(options: Options, limits: Mapping[str, Limits]) -> None:
+    """Check what depends on Spark's master, if that is known before Spark has started."""
+    running = running_session()
+    master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
+    if master:
+        check_unflushed(limits, master)
+        check_memory(options.kafka, master)
+
+
+def _check_stored(store: ObjectStore, app: App, info: AppInfo, *, replaced: bool) -> int:
+    """Check that a stored app may run with this program; return the number of its newest migration.
+
+    `replaced`: a promotion has given another app the name.
+    """
+    check_exclusion(store, app.name, Intent.RUN)
+    if waits_for_rows(store, info):
+        raise Refused(
+            f"`slackwater init` of app {app.name!r} was interrupted: {info.initialised} has no rows yet",
+            hint="run the same `slackwater init` again; or, to start without rows: slackwater app rm " + app.name,
+        )
+    migration = finish_newest(store, app.name, now_ms=instants.now_ms())
+    if replaced:
+        # Refuse a replaced program before any check suggests a migration to it.
+        check_program(store, app, _heads(store, app))
+    _check_absent(store, app)
+    return migration
+
+
+def _with_promotion(
+    claimer: Claimer, info: AppInfo | None, checked: Mapping[str, Checked], *, publishes: bool
+) -> Claimer:
+    """Return the claimer with the app's newest promotion, and the topics of its sinks."""
+    store, app = claimer.store, claimer.app
+    heads = [head for head, _ in checked.values() if head is not None]
+    if info is not None and not heads:
+        heads = _heads(store, app)
+    promotion = settled(store, heads, by=claimer.by, now_ms=instants.now_ms(), claims=checked) if heads else None
+    if promotion is not None:
+        check_program(store, app, heads)
+    number = promotion.number if promotion is not None else 0
+    topics = apps.publishes(store, info, promotion) if publishes else None
+    return replace(claimer, publishes=topics, promotion=number)
+
+
+def _heads(store: ObjectStore, app: App) -> list[Manifest]:
+    return [*heads_of(store, app.name, history.list_stages(store, app.name)).values()]
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:

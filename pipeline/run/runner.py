@@ -1,8 +1,9 @@
 """Runs an app: checks its program, claims its stages, builds their runners, and supervises them."""
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,39 +14,35 @@ from ...common.whole_file import own_folder, sweep, temporary_folder
 from ...errors import Refused
 from ...snapshot.change.migrate import check_newest
 from ...snapshot.cut.stored import notify
-from ...snapshot.gc.retention import Retention
-from ...snapshot.status.lag import StageLag
+from ...snapshot.gc.reachable import Retention
+from ...snapshot.status.overview import StageLag
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
-from ..batch.batch_report import BatchReport
-from ..batch.committer import spools_beside
+from ..api.stage import Stage
+from ..batch.committer import StageMeter, spools_beside
 from ..batch.job import StageConfig
 from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer, KafkaChannels
 from ..kafka.open import for_workers, open_kafka
-from ..listener import Listener, Listeners
+from ..listener import BatchReport, Listener, Listeners
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
-from ..source.checkpoint import ScratchCheckpoint
+from ..source.options import ScratchCheckpoint
 from ..source.spool import InputSpool
-from ..source.wake import PlannerFiles, RequestWatch
-from ..spark.places import Places
+from ..source.wake import Backpressure, PlannerFiles, RequestWatch
 from ..spark.session import running_session, spark_session, warm_up
+from ..spark.worker_resources import WorkerResources
 from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
+from ..telemetry.logs import running
 from ..telemetry.spans import Tracing, tracing_of
-from ..telemetry.under_way import running
 from ..upkeep.archiver import Archiver
-from ..upkeep.meter import StageMeter
-from .housekeeping import Collector, LagReporter, ask_spark, in_background
+from .housekeeping import Collector, LagReporter, TopicWatch, ask_spark, in_background, waits_for
 from .options import Options
 from .preflight import Start, check_memory, check_unflushed, preflight
-from .snapshot_completer import BetweenBatches, Completer, snapshot_names
 from .stopping import Stop, StopRequested, stop_signals
-from .supervisor import Backpressure, CatchUp, Supervisor
-from .topic_watch import TopicWatch
-from .waiting import waits_for
+from .supervisor import BetweenBatches, CatchUp, Completer, Supervisor, snapshot_names
 
 _DRAIN_S = 10.0
 """Seconds for archiving the last records when a run ends. The next run archives the rest."""
@@ -90,131 +87,13 @@ def run(
                 warm_up(spark)
             stage_shapes = shapes(app, spark)
         with stop.at_once():
-            claimed, claimer, store = _claim(start, stage_shapes, listener), start.claimer, start.store
-            folder = claimer.app.name
-            # A clone's sinks are published once it is promoted.
-            has_sinks = any(stage.sinks for stage in start.stages)
-            publishers = Publishers(
-                store,
-                apps.read_app(store, folder) if has_sinks else None,
-                claimer.kafka,
-                start.stages if options.publishes else (),
-                claimed,
-                accept_loss=options.accept_loss,
-                patience_s=options.patience_s,
+            claimed = _claim(start, stage_shapes, listener)
+            parts = _Parts(
+                options, start, stage_shapes, claimed, spark, stack, stop, options.retention(app.name), listener
             )
-            stack.callback(publishers.close)
-            scratch = stack.enter_context(temporary_folder())
-            planners = PlannerFiles(scratch / "told")
-            retention = options.retention(app.name)
-            archiver, spool = _archiver(start, options, retention, spark, listener, stack)
-            runners: tuple[StageRunner, ...] = ()
-            if (lineage := _lineage(start, options, claimed, spark)) is not None:
-                stack.push(lambda _kind, error, _trace: _end_lineage(lineage, runners, error))
-            limits = start.limits.items()
-            bounded = {name: limit.max_records for name, limit in limits if limit.max_records is not None}
-            # Listeners that act on commits get them before the caller's listener.
-            listener = Listeners(Backpressure(planners, bounded), publishers, archiver, lineage, listener)
-            spools = {} if spool is None else _topics_of(claimed, retention, str(spool.folder))
-            tracing = tracing_of()
-            if tracing is not None:
-                stack.callback(tracing.close)
-            runners = _build(
-                start, options, stage_shapes, claimed, spark, listener, stack, scratch, planners, spools, tracing
-            )
-            publishers.start()
-        reporter = LagReporter(start.heartbeats, claimer, runners, listener, publishers.places)
-        stack.enter_context(in_background("lag-reporter", reporter.work))
-        if archiver is not None:
-            stack.enter_context(archiver.at_work(lambda: 0.0 if stop.now.is_set() else _DRAIN_S))
-        if options.gc_every_ms is not None and not (retention.keeps_everything and not retention.archives):
-
-            def epochs() -> dict[str, int]:
-                return {runner.stage.name: runner.head.epoch for runner in runners}
-
-            collector = Collector(store, folder, retention, options.gc_every_ms, claimer.by, epochs, listener)
-            stack.enter_context(in_background("collector", collector.work))
-        topics = TopicWatch(claimer.kafka, folder, runners)
-        stack.enter_context(in_background("topic-watch", topics.work))
-        catch_up = None
-        if options.until_caught_up:
-            ends = {
-                position.at.topic: position.ends
-                for _, positions in start.checked.values()
-                for position in positions.values()
-                if not position.at.upstream
-            }
-            own = {runner.stage.name: stage_shapes[runner.stage.name].own for runner in runners}
-            catch_up = CatchUp(store, folder, {**ends, **options.until}, own)
-        channels = KafkaChannels(claimer.kafka, patience_s=options.patience_s)
-        completer = Completer(store, folder, channels, claimer.by)
-        requests, announcer = BetweenBatches(store, folder), Announcer(claimer.kafka, folder)
-        watch = RequestWatch(store, folder, planners)
-        queued = set[str]()
-        stack.enter_context(in_background("health", partial(ask_spark, spark, listener, queued)))
-        by_name = {runner.stage.name: runner for runner in runners}
-
-        def waiting(lag: StageLag) -> str:
-            runner, is_held = by_name[lag.stage], planners.held(lag.stage)
-            is_queued = runner.job_group in queued
-            return waits_for(lag, busy=runner.busy, queued=is_queued, on_hold=watch.held, readers_lag=is_held)
-
-        reporter.waits_for = waiting
-        triggers = {runner.stage.name: start.limits[runner.stage.name].trigger_ms / 1_000 for runner in runners}
-        listener.running(triggers, options.patience_s, lambda stage: watch.held or planners.held(stage))
-        supervisor = Supervisor(
-            spark, runners, watch, completer, requests, announcer, catch_up, stop, listener, publishers, topics
-        )
+        supervisor = parts.supervisor()
         with stop.in_order():
             supervisor.until_done()
-
-
-def _lineage(start: Start, options: Options, claimed: Mapping[str, Manifest], spark: SparkSession) -> RunLineage | None:
-    def published(head: Manifest) -> Mapping[str, str]:
-        return apps.publishes(start.store, apps.read_app(start.store, head.app), head.promotion) or {}
-
-    where = Datasets(options.store, options.kafka["bootstrap.servers"], spark.version, published)
-    return lineage_of(claimed, where)
-
-
-def _end_lineage(lineage: RunLineage, runners: Iterable[StageRunner], error: BaseException | None) -> None:
-    """Report the end of a run, with the error that ended it."""
-    errors = dict.fromkeys(lineage.stages) | {runner.stage.name: runner.error for runner in runners}
-    lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
-
-
-def _archiver(
-    start: Start, options: Options, retention: Retention, spark: SparkSession, listener: Listener, stack: ExitStack
-) -> tuple[Archiver | None, InputSpool | None]:
-    """Return the archiver of input records, and the spool that readers fill for it; None where not configured.
-
-    There is a spool only if tasks run on this machine.
-    """
-    if not (options.archive and retention.archives):
-        return None, None
-    claimer, spool = start.claimer, None
-    if (spark.sparkContext.master or "").startswith("local"):
-        spools = spools_beside(options.cache_folder)
-        spool = InputSpool(stack.enter_context(own_folder(spools, f"{claimer.writer}-input")))
-    return (
-        Archiver(
-            start.store,
-            claimer.app.name,
-            open_kafka(options.kafka),
-            retention.input_of,
-            spool=spool,
-            by=claimer.by,
-            patience_s=options.patience_s,
-            report=listener.archived,
-        ),
-        spool,
-    )
-
-
-def _topics_of(claimed: Mapping[str, Manifest], retention: Retention, folder: str) -> dict[str, str]:
-    """Return the spool folder by archived topic."""
-    read = {at.topic for head in claimed.values() for at in head.inputs.values()}
-    return {topic: folder for topic in read if retention.input_of(topic) is not None}
 
 
 def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
@@ -241,75 +120,227 @@ def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) 
     return claimed
 
 
-def _build(
-    start: Start,
-    options: Options,
-    stage_shapes: Mapping[str, Shape],
-    claimed: Mapping[str, Manifest],
-    spark: SparkSession,
-    listener: Listener,
-    stack: ExitStack,
-    scratch: Path,
-    planners: PlannerFiles,
-    input_spools: Mapping[str, str],
-    tracing: Tracing | None,
-) -> tuple[StageRunner, ...]:
-    """Return the runners of the claimed stages, upstream first. `stack` closes them and removes their files."""
-    spools, app = spools_beside(options.cache_folder), start.claimer.app.name
-    sweep(spools)
-    runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
-    spool = stack.enter_context(own_folder(spools, start.claimer.writer)) if runs_ahead else None
-    local = (spark.sparkContext.master or "").startswith("local")
-    names: dict[str, str] = {}
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a run whose stages are claimed. `stack` closes them and removes their files."""
 
-    def report(batch: BatchReport) -> None:
-        listener.committed(replace(batch, snapshots=snapshot_names(start.store, app, batch.snapshots, names)))
+    options: Options
+    start: Start
+    shapes: Mapping[str, Shape]
+    claimed: Mapping[str, Manifest]
+    spark: SparkSession
+    stack: ExitStack
+    stop: Stop
+    retention: Retention
+    listener: Listener
+    """The caller's listener, then all listeners of the run."""
+    publishers: Publishers = field(init=False)
+    scratch: Path = field(init=False)
+    """Folder of files that last as long as the run."""
+    planners: PlannerFiles = field(init=False)
+    archiver: Archiver | None = None
+    """Archives input records; None where not configured."""
+    input_spool: InputSpool | None = None
+    """Spool that readers fill for the archiver; None without an archiver, or if tasks run on other machines."""
+    runners: tuple[StageRunner, ...] = ()
+    """Runners of the claimed stages, upstream first."""
+    _snapshot_names: dict[str, str] = field(default_factory=dict)
 
-    runners: list[StageRunner] = []
-    for stage in start.stages:
-        limits, store, shape = start.limits[stage.name], start.stores[stage.name], stage_shapes[stage.name]
-        # Requests for the whole app belong to no stage: the first stage's meter counts them.
-        shared = () if runners else (start.store, start.heartbeats)
-        places = Places(
-            app,
+    def __post_init__(self) -> None:
+        self.publishers = self._new_publishers()
+        self.stack.callback(self.publishers.close)
+        self.scratch = self.stack.enter_context(temporary_folder())
+        self.planners = PlannerFiles(self.scratch / "told")
+        if self.options.archive and self.retention.archives:
+            self.archiver = self._new_archiver()
+        bounded = {
+            name: limit.max_records for name, limit in self.start.limits.items() if limit.max_records is not None
+        }
+        # Listeners that act on commits get them before the caller's listener.
+        acting = Backpressure(self.planners, bounded), self.publishers, self.archiver, self._new_lineage()
+        self.listener = Listeners(*acting, self.listener)
+        self._add_runners()
+        self.publishers.start()
+
+    def supervisor(self) -> Supervisor:
+        """Start the work beside the batches; return the supervisor, which starts and watches the queries."""
+        claimer, store, listener = self.start.claimer, self.start.store, self.listener
+        watch, queued = RequestWatch(store, self._app, self.planners), set[str]()
+        self._in_background("lag-reporter", self._new_reporter(watch, queued).work)
+        if self.archiver is not None:
+            self.stack.enter_context(self.archiver.at_work(lambda: 0.0 if self.stop.now.is_set() else _DRAIN_S))
+        every_ms = self.options.gc_every_ms
+        if every_ms is not None and not (self.retention.keeps_everything and not self.retention.archives):
+            collector = Collector(store, self._app, self.retention, every_ms, claimer.by, self._epochs, listener)
+            self._in_background("collector", collector.work)
+        topics = TopicWatch(claimer.kafka, self._app, self.runners)
+        self._in_background("topic-watch", topics.work)
+        self._in_background("health", partial(ask_spark, self.spark, listener, queued))
+        triggers = {stage: limits.trigger_ms / 1_000 for stage, limits in self.start.limits.items()}
+        listener.running(triggers, self.options.patience_s, lambda stage: watch.held or self.planners.held(stage))
+        channels = KafkaChannels(claimer.kafka, patience_s=self.options.patience_s)
+        return Supervisor(
+            self.spark,
+            self.runners,
+            watch,
+            Completer(store, self._app, channels, claimer.by),
+            BetweenBatches(store, self._app),
+            Announcer(claimer.kafka, self._app),
+            self._new_catch_up() if self.options.until_caught_up else None,
+            self.stop,
+            listener,
+            self.publishers,
+            topics,
+        )
+
+    @property
+    def _app(self) -> str:
+        """Folder of the app."""
+        return self.start.claimer.app.name
+
+    @property
+    def _is_local(self) -> bool:
+        """True if tasks run on this machine."""
+        return (self.spark.sparkContext.master or "").startswith("local")
+
+    def _in_background(self, name: str, work: Callable[[threading.Event], None]) -> None:
+        self.stack.enter_context(in_background(name, work))
+
+    def _epochs(self) -> dict[str, int]:
+        return {runner.stage.name: runner.head.epoch for runner in self.runners}
+
+    def _new_publishers(self) -> Publishers:
+        # A clone's sinks are published once it is promoted.
+        has_sinks = any(stage.sinks for stage in self.start.stages)
+        return Publishers(
+            self.start.store,
+            apps.read_app(self.start.store, self._app) if has_sinks else None,
+            self.start.claimer.kafka,
+            self.start.stages if self.options.publishes else (),
+            self.claimed,
+            accept_loss=self.options.accept_loss,
+            patience_s=self.options.patience_s,
+        )
+
+    def _new_archiver(self) -> Archiver:
+        claimer = self.start.claimer
+        if self._is_local:
+            spools = spools_beside(self.options.cache_folder)
+            self.input_spool = InputSpool(self.stack.enter_context(own_folder(spools, f"{claimer.writer}-input")))
+        return Archiver(
+            self.start.store,
+            self._app,
+            open_kafka(self.options.kafka),
+            self.retention.input_of,
+            spool=self.input_spool,
+            by=claimer.by,
+            patience_s=self.options.patience_s,
+            report=self.listener.archived,
+        )
+
+    def _new_lineage(self) -> RunLineage | None:
+        store = self.start.store
+
+        def published(head: Manifest) -> Mapping[str, str]:
+            return apps.publishes(store, apps.read_app(store, head.app), head.promotion) or {}
+
+        where = Datasets(self.options.store, self.options.kafka["bootstrap.servers"], self.spark.version, published)
+        if (lineage := lineage_of(self.claimed, where)) is not None:
+            self.stack.push(partial(self._end_lineage, lineage))
+        return lineage
+
+    def _end_lineage(self, lineage: RunLineage, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Report the end of the run, with the error that ended it."""
+        errors = dict.fromkeys(self.claimed) | {runner.stage.name: runner.error for runner in self.runners}
+        lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
+
+    def _new_reporter(self, watch: RequestWatch, queued: Collection[str]) -> LagReporter:
+        by_name = {runner.stage.name: runner for runner in self.runners}
+
+        def waiting(lag: StageLag) -> str:
+            runner, is_held = by_name[lag.stage], self.planners.held(lag.stage)
+            is_queued = runner.job_group in queued
+            return waits_for(lag, busy=runner.busy, queued=is_queued, on_hold=watch.held, readers_lag=is_held)
+
+        heartbeats, places = self.start.heartbeats, self.publishers.places
+        return LagReporter(heartbeats, self.start.claimer, self.runners, self.listener, places, waiting)
+
+    def _new_catch_up(self) -> CatchUp:
+        ends = {
+            position.at.topic: position.ends
+            for _, positions in self.start.checked.values()
+            for position in positions.values()
+            if not position.at.upstream
+        }
+        own = {runner.stage.name: self.shapes[runner.stage.name].own for runner in self.runners}
+        return CatchUp(self.start.store, self._app, {**ends, **self.options.until}, own)
+
+    def _add_runners(self) -> None:
+        spools = spools_beside(self.options.cache_folder)
+        sweep(spools)
+        runs_ahead = any(limits.max_unflushed for limits in self.start.limits.values())
+        spool = self.stack.enter_context(own_folder(spools, self.start.claimer.writer)) if runs_ahead else None
+        if (tracing := tracing_of()) is not None:
+            self.stack.callback(tracing.close)
+        for stage in self.start.stages:
+            # Requests for the whole app belong to no stage: the first stage's meter counts them.
+            shared = () if self.runners else (self.start.store, self.start.heartbeats)
+            store = self.start.stores[stage.name]
+            runner = StageRunner(
+                self._config_of(stage, spool, tracing),
+                self.claimed[stage.name],
+                store=store,
+                meter=StageMeter(self.scratch / "counts" / stage.name, store, *shared),
+                access=self.start.access,
+                on_commit=self._report,
+                on_move=self.listener.move,
+            )
+            self.stack.callback(runner.close)
+            self.listener.move(runner.head, runner.tip)
+            self.runners += (runner,)
+
+    def _report(self, batch: BatchReport) -> None:
+        names = snapshot_names(self.start.store, self._app, batch.snapshots, self._snapshot_names)
+        self.listener.committed(replace(batch, snapshots=names))
+
+    def _config_of(self, stage: Stage, spool: Path | None, tracing: Tracing | None) -> StageConfig:
+        """Return the configuration of a stage's runner; `spool` is the folder for the SSTs of unflushed versions."""
+        options, limits, shape = self.options, self.start.limits[stage.name], self.shapes[stage.name]
+        resources = WorkerResources(
+            self._app,
             stage.name,
             options.store,
             dict(options.kafka),
             (options.cache_folder, options.cache_bytes),
             options.patience_s,
             str(spool) if limits.max_unflushed else "",
-            elsewhere=not local,
+            elsewhere=not self._is_local,
             s3_settings=options.s3,
         )
-        rejecter, published = None, start.claimer.publishes or {}
+        rejecter, published = None, self.start.claimer.publishes or {}
         if stage.rejects_some:
-            rejecter = BatchRejecter(spark, stage, shape, places, "" if start.clone else stage.rejects, published)
-        config = StageConfig(
+            topic = "" if self.start.clone else stage.rejects
+            rejecter = BatchRejecter(self.spark, stage, shape, resources, topic, published)
+        return StageConfig(
             stage,
             shape,
-            places,
+            resources,
             limits,
-            ScratchCheckpoint(scratch / "checkpoints" / stage.name),
-            planners=planners,
+            ScratchCheckpoint(self.scratch / "checkpoints" / stage.name),
+            planners=self.planners,
             compaction_threads=options.compaction_threads,
-            prefetch=options.prefetch and local,
+            prefetch=options.prefetch and self._is_local,
             rescue=rejecter.rescue if rejecter and stage.on_error == "reject" else None,
             set_aside=rejecter.set_aside if rejecter else None,
             published=published,
             retry=rejecter.retry if rejecter else None,
-            input_spools=input_spools,
+            input_spools=self._input_spools(),
             tracing=tracing,
         )
-        runner = StageRunner(
-            config,
-            claimed[stage.name],
-            store=store,
-            meter=StageMeter(scratch / "counts" / stage.name, store, *shared),
-            access=start.access,
-            on_commit=report,
-            on_move=listener.move,
-        )
-        stack.callback(runner.close)
-        listener.move(runner.head, runner.tip)
-        runners.append(runner)
-    return tuple(runners)
+
+    def _input_spools(self) -> dict[str, str]:
+        """Return the folder in which readers keep fetched records, by archived topic."""
+        if self.input_spool is None:
+            return {}
+        read = {at.topic for head in self.claimed.values() for at in head.inputs.values()}
+        return {topic: str(self.input_spool.folder) for topic in read if self.retention.input_of(topic) is not None}

@@ -283,7 +283,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
             audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
             stored.cancel(store, draft.app, request)
     return replace(
-        in_flight.forget(draft, broken),
+        in_flight.without_answers(draft, broken),
         inputs={name: start.at for name, start in starts.items()},
         lost={name: start.lost for name, start in starts.items() if start.lost is not None},
     )

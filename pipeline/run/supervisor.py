@@ -1,73 +1,153 @@
-"""Supervises an app's running queries: starts them, reports failures, completes snapshots, stops them."""
+"""Supervises an app's running queries: starts them, reports failures, completes snapshots, stops them.
 
+Requested retries and edits are done between batches.
+"""
+
+from __future__ import annotations
+
+import logging
 import os
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...errors import AnotherTopic, SlackwaterError, Unavailable
+from ...errors import AnotherTopic, Corruption, NotFound, Refused, SlackwaterError, Unavailable
+from ...snapshot.change.edit import finish
+from ...snapshot.change.stages import RETRIES
+from ...snapshot.cut import stored
+from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.stored import Request, list_snapshots
+from ...snapshot.take import audit_log, taking
+from ...snapshot.under_way.runners import EDITS, edit_done_by
 from ...state import event_time
-from ...state.records import ranges, unread
+from ...state.records import ranges
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
+from ...store.versions.side_tables import rejected_of
 from ..batch.stage_runner import StageRunner
 from ..kafka.channels import Announcer
 from ..listener import Listener
 from ..publish.publishers import Publishers
-from ..source.wake import PlannerFiles, RequestWatch
+from ..source.wake import RequestWatch
 from ..spark.session import end_all
 from ..spark.user_errors import translate
-from .snapshot_completer import BetweenBatches, Completer
+from .housekeeping import TopicWatch
 from .stopping import Stop
-from .topic_watch import TopicWatch
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenBatches:
+    """Does requested edits and retries. Costs one listing, and a second one while rejected records wait."""
+
+    store: ObjectStore
+    app: str
+
+    def check(self, runners: Iterable[StageRunner]) -> bool:
+        """Do what is requested; return False if requests remain, or the store is unavailable.
+
+        Raises what a batch raises, which ends the stage.
+        """
+        own = {runner.stage.name: runner for runner in runners}
+        try:
+            self._retry(own)
+            return self._edit(own)
+        except Unavailable:
+            # The planners decide when the store has been unavailable for too long.
+            return False
+
+    def _retry(self, own: Mapping[str, StageRunner]) -> None:
+        able = {name: runner for name, runner in own.items() if rejected_of(runner.head).waiting}
+        for request in RETRIES.all(self.store, self.app) if able else ():
+            if (runner := able.get(request.stage)) is not None:
+                runner.retry()
+                RETRIES.remove(self.store, request.id, self.app)
+
+    def _edit(self, own: Mapping[str, StageRunner]) -> bool:
+        all_done = True
+        for request in EDITS.all(self.store, self.app):
+            runner = own.get(request.stage)
+            if runner is None or request.error:
+                continue
+            runner.edit(self.store, request)
+            # With unflushed versions, the edit is committed later.
+            if (done := edit_done_by(self.store, request, runner.head)) is not None:
+                finish(self.store, self.app, request, done)
+            else:
+                all_done = EDITS.find(self.store, request.id, self.app) is None
+        return all_done
+
+
+_log = logging.getLogger("slackwater")
 
 
 @dataclass(slots=True)
-class Backpressure(Listener):
-    """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
+class Completer:
+    """Completes the snapshots that every stage of an app has recorded, one at a time, on a thread of its own."""
 
-    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot and is in
-    flight in every instant cut. If more than one batch of a reader with an admission limit is waiting, its writer
-    starts no batch. Readers without a limit read all there is.
-    """
+    store: ObjectStore
+    app: str
+    reader: Topics
+    by: str
+    """host:pid, for the audit log."""
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))
+    _under_way: Future[None] | None = None
 
-    planners: PlannerFiles
-    max_records: Mapping[str, int]
-    """Maximum records of each input a batch, by stage; only stages of this runner with a limit."""
-    _heads: dict[str, Manifest] = field(default_factory=dict)
-    _tips: dict[str, Manifest] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def check(self, heads: Collection[Manifest]) -> frozenset[str]:
+        """Complete, in the background, the snapshots for which these heads may have been the last missing part.
 
-    def move(self, head: Manifest, tip: Manifest) -> None:
-        """Update a stage's position: hold the writers whose readers lag, release others, and notify its readers.
-
-        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
-        counts as having read its input.
+        Returns the recorded snapshots of these heads whose requests are gone.
         """
-        with self._lock:
-            self._heads[head.stage], self._tips[tip.stage] = head, tip
-            waiting = set(self._held())
-            for stage in self._heads:
-                self.planners.hold(stage, held=stage in waiting)
-        self.planners.commit(head.stage, head.version)
+        recorded = {snapshot for head in heads for snapshot in head.recorded}
+        if not recorded:
+            return frozenset()
+        requests = {request.id: request for request in stored.open_requests(self.store, self.app)}
+        if self._under_way is None or self._under_way.done():
+            # None of these stages still waits for markers. Stages of other runners may.
+            finished = [
+                requests[snapshot_id]
+                for snapshot_id in recorded & requests.keys()
+                if all(snapshot_id in head.recorded and not head.awaited.get(snapshot_id) for head in heads)
+            ]
+            if finished:
+                self._under_way = self._thread.submit(self._complete, finished)
+        return frozenset(recorded - requests.keys())
 
-    def _held(self) -> Iterator[str]:
-        """Yield the stages that have to wait with their next batch."""
-        for reader, max_records in self.max_records.items():
-            inputs = self._tips[reader].inputs if reader in self._tips else {}
-            for name, at in inputs.items():
-                writer = self._heads.get(at.upstream)
-                # A stage may no longer write a channel that it wrote before.
-                output = writer.outputs.get(name) if writer is not None else None
-                if output is not None and (unread(output, at) or 0) > max_records:
-                    yield at.upstream
+    def close(self) -> None:
+        """Wait until the completion under way has ended."""
+        self._thread.shutdown()
+
+    def _complete(self, finished: Collection[Request]) -> None:
+        for request in finished:
+            try:
+                taking.try_complete(self.store, self.app, request, self.reader)
+            except Unavailable as error:
+                # The next check tries again.
+                _log.warning("snapshot %s of %s waits: %s", request.name, self.app, error)
+            except (Refused, Corruption) as error:
+                _log.warning("snapshot %s of %s was dropped: %s", request.name, self.app, error)
+                audit_log.record(self.store, self.app, "snapshot failed", f"{request.name}: {error}", self.by)
+                stored.cancel(self.store, self.app, request)
+
+
+def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
+    """Return the names of snapshots; an id that is withdrawn or cannot be looked up stays an id.
+
+    `names` caches names by id and gets the new ones.
+    """
+    # Names are only for display: the batch is committed already.
+    with suppress(Unavailable, Corruption, NotFound):
+        for list_requests in (stored.open_requests, list_snapshots):
+            if not names.keys() >= set(ids):
+                names.update({snapshot.id: snapshot.name for snapshot in list_requests(store, app)})
+    return tuple(names.get(id_, id_) for id_ in ids)
 
 
 @dataclass(slots=True)

@@ -1,21 +1,29 @@
-"""Options of a Structured Streaming source, and its private values. Values only.
+"""What Spark gets with a source: its options, its private values, and the checkpoint from which a query resumes.
 
 Spark shows options in its plans, UI and event log. So the client's properties, which have passwords, reach a source in
 another way (`data_source.open_stream`).
+
+The checkpoint folder is written from a manifest. It is scratch, because the manifest is the only log. Spark resumes
+after the last batch in `offsets/` that `commits/` confirms; it needs two of each to resume at a position. Formats:
+OffsetSeqLog and CommitLog of Structured Streaming, version 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...state.records import Position
 from .worker import ERROR_MARK, ErrorMark
 
 if TYPE_CHECKING:
-    from ...store.objects.s3.settings import S3Settings
+    from ...store.objects.s3_settings import S3Settings
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,3 +76,33 @@ class Private:
     """The driver's environment variables for S3, for planning on the same machine."""
     error_mark: ErrorMark = ERROR_MARK
     """Mark of errors of reading, in tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchCheckpoint:
+    """Scratch checkpoint of one query, in `folder`."""
+
+    folder: Path
+
+    def write(self, version: int, positions: Sequence[Position]) -> None:
+        """Make Spark start with batch `version` + 1 at these positions, one for each use of a source, in order."""
+        (self.folder / "offsets").mkdir(parents=True)
+        (self.folder / "commits").mkdir()
+        (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+        # Spark compares offsets as text: write them as its Python sources do.
+        lines = "\n".join(json.dumps(position.json()) for position in positions)
+        for batch in (version - 1, version):
+            (self.folder / "offsets" / str(batch)).write_text(f"v1\n{header}\n{lines}")
+            (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def planned(self, batch: int) -> dict[str, Position]:
+        """Return the end of a batch by input, as Spark logged it before the batch started."""
+        _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
+        ends: dict[str, Position] = {}
+        for line in lines:
+            position = Position.of(json.loads(line))
+            # A source that is used several times in the plan is planned once.
+            if ends.setdefault(position.input, position) != position:
+                raise AssertionError(f"batch {batch} ends at two places of {position.input!r}: {lines}")
+        return ends

@@ -16,8 +16,7 @@ from ...state.records import Position, TopicState, merged, sent, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..kafka.patience import Patience
-from ..kafka.protocol import Kafka
+from ..kafka.protocol import Kafka, Patience
 
 _KAFKA_POLL_S = 0.1
 _REQUEST_POLL_S = 0.1

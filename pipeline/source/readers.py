@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ...common import instants
-from ...state.records import Position, ranges
+from ...state.records import Position, Range, ranges
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
 from ...store.archive.reading import Archives
@@ -34,8 +34,7 @@ from ..kafka.archived import ArchivedKafka
 from ..kafka.columns import Columns
 from ..kafka.messages import decode, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.patience import patience_with
-from ..kafka.protocol import Kafka, Message
+from ..kafka.protocol import Kafka, Message, patience_with
 from .options import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
 from .spark_types import arrow_of
@@ -48,22 +47,16 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class _Range(InputPartition):
-    """Offsets start to end - 1 of one Kafka partition; for a channel, with the attempts whose messages count."""
+    """A range of a topic; for a channel, with the attempts whose messages count."""
 
     topic: str
-    partition: int
-    start: int
-    end: int
+    part: Range
     attempts: frozenset[str] = frozenset()
-    rows: int | None = None
-    """Number of rows that these attempts sent to the partition of a channel."""
 
 
 def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
-    return [
-        _Range(topic, range_.partition, range_.first, range_.last, attempts, range_.rows)
-        for range_ in ranges(start.offsets, end.offsets, start.consumed, end.consumed)
-    ]
+    parts = ranges(start.offsets, end.offsets, start.consumed, end.consumed)
+    return [_Range(topic, part, attempts) for part in parts]
 
 
 class _SourceReader(DataSourceStreamReader):
@@ -148,7 +141,8 @@ class _SourceReader(DataSourceStreamReader):
         if not self._options.spool:
             yield lambda _columns: None
             return
-        extent = Extent(partition.partition, partition.start, partition.end)
+        part = partition.part
+        extent = Extent(part.partition, part.first, part.last)
         with InputSpool(Path(self._options.spool)).keep(partition.topic, extent) as keeper:
             yield keeper.add if keeper is not None else lambda _columns: None
 
@@ -198,7 +192,8 @@ class TopicSourceReader(_SourceReader):
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        where = (partition.partition, partition.start, partition.end)
+        part = partition.part
+        where = (part.partition, part.first, part.last)
         with self._keep(partition) as keep:
 
             def keep_columns(messages: Sequence[Message]) -> Columns:
@@ -255,12 +250,12 @@ class ChannelSourceReader(_SourceReader):
         return self._planner.attempts(start, end)
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
         with self._keep(partition) as keep:
 
             def decoded(messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
                 keep(Columns(messages))
                 return decode(messages, partition.attempts, schema)
 
-            for rows in read_rows(self._archived, *where, decoded, patience_s=self._options.patience_s):
+            patience_s = self._options.patience_s
+            for rows in read_rows(self._archived, partition.topic, partition.part, decoded, patience_s=patience_s):
                 yield rows if self._share is None else rows.filter(pa.array(self._share.of_rows(rows)))

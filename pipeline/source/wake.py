@@ -1,20 +1,24 @@
-"""A runner's messages to the planner processes of its inputs, in files; and the watch for snapshot requests."""
+"""A runner's messages to the planner processes of its inputs, in files; what holds stages; the watch for requests."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 from ...snapshot.cut.stored import newest_notice, open_requests
-from ...snapshot.under_way import hold
-from ...snapshot.under_way.hold import LAPSE_S, Hold
+from ...snapshot.under_way import runners
+from ...snapshot.under_way.runners import HOLD_LAPSE_S, Hold
+from ...state.records import unread
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
-from ...store.versions import forgotten
+from ...store.versions.forgotten import under_way
+from ...store.versions.manifest import Manifest
+from ..listener import Listener
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5
@@ -120,6 +124,47 @@ class PlannerFiles:
 
 
 @dataclass(slots=True)
+class Backpressure(Listener):
+    """Keeps a stage from running far ahead of its readers in the same runner. Thread-safe.
+
+    A reader must read a channel's backlog before it reaches a marker, so a backlog delays every snapshot and is in
+    flight in every instant cut. If more than one batch of a reader with an admission limit is waiting, its writer
+    starts no batch. Readers without a limit read all there is.
+    """
+
+    planners: PlannerFiles
+    max_records: Mapping[str, int]
+    """Maximum records of each input a batch, by stage; only stages of this runner with a limit."""
+    _heads: dict[str, Manifest] = field(default_factory=dict)
+    _tips: dict[str, Manifest] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def move(self, head: Manifest, tip: Manifest) -> None:
+        """Update a stage's position: hold the writers whose readers lag, release others, and notify its readers.
+
+        `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
+        counts as having read its input.
+        """
+        with self._lock:
+            self._heads[head.stage], self._tips[tip.stage] = head, tip
+            waiting = set(self._held())
+            for stage in self._heads:
+                self.planners.hold(stage, held=stage in waiting)
+        self.planners.commit(head.stage, head.version)
+
+    def _held(self) -> Iterator[str]:
+        """Yield the stages that have to wait with their next batch."""
+        for reader, max_records in self.max_records.items():
+            inputs = self._tips[reader].inputs if reader in self._tips else {}
+            for name, at in inputs.items():
+                writer = self._heads.get(at.upstream)
+                # A stage may no longer write a channel that it wrote before.
+                output = writer.outputs.get(name) if writer is not None else None
+                if output is not None and (unread(output, at) or 0) > max_records:
+                    yield at.upstream
+
+
+@dataclass(slots=True)
 class RequestWatch:
     """Polls the store for one runner, and sends its planners the requested snapshots and the end offsets of a hold.
 
@@ -142,7 +187,7 @@ class RequestWatch:
     @property
     def held(self) -> bool:
         """True while the app is held at offsets."""
-        return self._hold is not None and self.clock() - self._renewed_s < LAPSE_S
+        return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
     def look(self, *, busy: bool) -> bool:
         """Poll if it is time; return True if there may be new requests, for snapshots, retries or the stages.
@@ -157,9 +202,9 @@ class RequestWatch:
         notice = newest_notice(self.store, self.app)
         is_news = notice != self._seen or now_s - self._listed_s >= _LIST_S
         if is_news or self._hold is not None:
-            self._apply_hold(hold.find(self.store, self.app), now_s)
+            self._apply_hold(runners.find_hold(self.store, self.app), now_s)
         if is_news or self.forgetting:
-            self.forgetting = forgotten.under_way(self.store, self.app) is not None
+            self.forgetting = under_way(self.store, self.app) is not None
         if not is_news:
             return False
         self.planners.ask(request.id for request in open_requests(self.store, self.app))
@@ -171,5 +216,5 @@ class RequestWatch:
         """Send planners a new, changed or ended hold, or its end if nobody renews it."""
         if current != self._hold:
             self._hold, self._renewed_s = current, now_s
-        is_held = current is not None and now_s - self._renewed_s < LAPSE_S
+        is_held = current is not None and now_s - self._renewed_s < HOLD_LAPSE_S
         self.planners.bound(*(current.until, current.clock_ms) if current is not None and is_held else (None,))

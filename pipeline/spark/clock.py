@@ -1,17 +1,27 @@
-"""A stopped clock for users' code: in this process during a call, and in Spark's Python workers.
+"""Users' code at another time: a stopped clock, in this process during a call and in Spark's workers; and in plans.
 
 Python's `time` and `datetime` return the stopped time; so do names that users' modules have imported from them. Elapsed
 time (`time.monotonic`) goes on, and so do libraries that ask the machine directly, such as pandas and numpy.
+
+A plan is evaluated at another time: clock expressions become literals, and daemons of Spark's Python workers get the
+time by an environment variable. A function with another environment has workers of its own. Also tells which
+expressions of a plan may return another value for the same row: nondeterministic functions, clocks, Python functions.
 """
 
 import datetime
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from py4j.java_gateway import is_instance_of
+from pyspark.sql import DataFrame, SparkSession
+
+from ...common.durations import DAY_MS
+from .plans import children, frame_of, kind, listed, plan_of, rebuilt, sequence
 from .user_errors import is_of_user
 
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
@@ -35,7 +45,7 @@ class _InPlace(type):
 @contextmanager
 def stopped(at_ms: int) -> Iterator[None]:
     """Stop Python's clocks at a time (ms since 1970 UTC) during the block, for all threads."""
-    undo = _stop(at_ms)
+    undo = stop_clocks(at_ms)
     try:
         yield
     finally:
@@ -43,13 +53,8 @@ def stopped(at_ms: int) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def stop_for_good(at_ms: int) -> None:
-    """Stop Python's clocks at a time (ms since 1970 UTC) for the rest of this process."""
-    _stop(at_ms)
-
-
-def _stop(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
-    """Stop the clocks; return the replaced attributes, to restore them."""
+def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
+    """Stop Python's clocks at a time (ms since 1970 UTC); return the replaced attributes, to restore them."""
     replaced: list[tuple[ModuleType, str, Any]] = []
     stand_ins = _stand_ins(at_ms)
     instead = {id(getattr(module, name)): value for module, name, value in stand_ins}
@@ -121,3 +126,126 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
         # Pickled functions refer to the stand-ins by these names, and get the worker's own attributes.
         value.__module__, value.__name__, value.__qualname__ = module.__name__, name, name
     return stand_ins
+
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+_CLOCKS: dict[str, Callable[[int], int]] = {
+    **dict.fromkeys(("CurrentTimestamp", "Now", "LocalTimestamp"), lambda at_ms: at_ms * 1000),
+    "CurrentDate": lambda at_ms: at_ms // DAY_MS,
+    "CurrentTime": lambda at_ms: at_ms % DAY_MS * 1_000_000,
+}
+"""Clock expressions, each with its value in Spark's representation at a time in ms since 1970 UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Impurities:
+    """Functions in a plan that may return another value for the same row, by their SQL names, without repeats."""
+
+    random: tuple[str, ...] = ()
+    """Spark's own: random numbers, ids, and functions of a row's place."""
+    clocks: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()
+    """Python functions, whose determinism is unknown."""
+
+    def __bool__(self) -> bool:
+        return bool(self.random or self.clocks or self.python)
+
+
+def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
+    """Return the impurities of a DataFrame above the plans of its feeds."""
+    names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
+    for expression in _expressions(plan_of(frame), feeds):
+        if kind(expression) in _CLOCKS:
+            names["clocks"][str(expression.prettyName())] = None
+        elif _is_python(expression):
+            names["python"][str(expression.name())] = None
+        elif not expression.deterministic() and all(below.deterministic() for below in listed(expression.children())):
+            names["random"][str(expression.prettyName())] = None
+    return Impurities(**{name: tuple(functions) for name, functions in names.items()})
+
+
+def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
+    """Return the rows as of a time (ms since 1970 UTC), as far as Spark's own expressions determine them."""
+    spark = frame.sparkSession
+    jvm: Any = spark._jvm
+
+    def literal(old: Any, new: Any) -> Any:
+        if (value := _CLOCKS.get(kind(old))) is None:
+            return new
+        return jvm.org.apache.spark.sql.catalyst.expressions.Literal(value(at_ms), old.dataType())
+
+    def replace(old: Any, new: Any) -> Any:
+        if not any(kind(expression) in _CLOCKS for root in listed(old.expressions()) for expression in _below(root)):
+            return new
+        return _with_expressions(new, spark, lambda expression: rebuilt(expression, spark, literal))
+
+    plan = plan_of(frame)
+    changed = rebuilt(plan, spark, replace)
+    return frame if changed is plan else frame_of(changed, spark)
+
+
+_SEPARATE = "SLACKWATER_OTHER_WORKERS"
+"""Variable that no code reads: workers with the variable are other processes than workers without."""
+
+
+@contextmanager
+def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
+    """Run the frame's Python functions in workers with clocks stopped at a time, during the block.
+
+    With `separate`, other processes are used than without. Requires slackwater's own worker daemon
+    (`pipeline.batch.worker_daemon`).
+    """
+    expressions = _expressions(plan_of(frame), feeds)
+    environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]
+    for environment in environments:
+        environment.put(STOPPED_AT, str(at_ms))
+        if separate:
+            environment.put(_SEPARATE, "1")
+    try:
+        yield
+    finally:
+        for environment in environments:
+            environment.remove(STOPPED_AT)
+            environment.remove(_SEPARATE)
+
+
+def _is_python(expression: Any) -> bool:
+    return kind(expression).startswith("Python")
+
+
+def _expressions(plan: Any, feeds: Sequence[Any]) -> Iterator[Any]:
+    """Yield all expressions of a plan except those of its feeds."""
+    if any(plan.fastEquals(feed_plan) for feed_plan in feeds):
+        return
+    for expression in listed(plan.expressions()):
+        yield from _below(expression)
+    for child in children(plan):
+        yield from _expressions(child, feeds)
+
+
+def _below(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in children(expression):
+        yield from _below(child)
+
+
+def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], Any]) -> Any:
+    """Return a node of a plan with each expression among its arguments replaced."""
+    context: Any = spark.sparkContext
+    gateway, jvm = context._gateway, context._jvm
+
+    def replaced(argument: Any) -> Any:
+        if not hasattr(argument, "getClass"):
+            return argument
+        if is_instance_of(gateway, argument, f"{_CATALYST}.expressions.Expression"):
+            return replace(argument)
+        if is_instance_of(gateway, argument, "scala.Option"):
+            return jvm.scala.Option.apply(replaced(argument.get())) if argument.isDefined() else argument
+        if is_instance_of(gateway, argument, "scala.collection.Seq"):
+            return sequence(spark, map(replaced, listed(argument)))
+        return argument
+
+    arguments = gateway.new_array(jvm.java.lang.Object, node.productArity())
+    for at in range(node.productArity()):
+        arguments[at] = replaced(node.productElement(at))
+    return node.makeCopy(arguments)

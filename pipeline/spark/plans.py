@@ -1,4 +1,4 @@
-"""Reads and rewrites Spark's plans from Python: needed columns, shared streams, and rows by record.
+"""Reads and rewrites Spark's plans from Python: needed columns and keys, shared streams, and rows by record.
 
 Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
 every record, and their common part is computed twice. So an exchange is inserted where the branches part. Spark
@@ -12,6 +12,11 @@ hides from the function. In the function's plan that projection is removed, and 
 on. So one job returns the rows of all records, separable by record. That is correct only where a row comes from one
 record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables that do not stream.
 Any other operator may mix records, and then there is no such plan.
+
+A share of keys is a filter of rows. If its key is a column of the source, or that column cast to a string, the
+optimiser moves the filter right above the source. Then the source can skip the other rows before they reach Spark. The
+filter stays in the plan, so the source drops only rows that the plan would drop; if the filter is not found, the source
+drops nothing.
 """
 
 import json
@@ -25,8 +30,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...state.failing import RECORD
+from ...store.sst.hashing import SHARES, KeyShare
 from ...store.versions.column_types import in_backticks
-from .exchange import to_partitions
+from .placement import to_partitions
 
 
 def plan_of(frame: DataFrame) -> Any:
@@ -262,3 +268,49 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], sho
 def number_of(node: Any) -> Any:
     """Return the attribute with the record number in a node's output; None if there is none."""
     return next((attribute for attribute in listed(node.output()) if attribute.name() == RECORD), None)
+
+
+_SEED = 42
+
+
+def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
+    """Return the rows of a DataFrame, with the share's columns, that belong to the share."""
+    hashed = F.xxhash64(*(F.col(in_backticks(name)) for name in share.columns))
+    return frame.where(F.pmod(hashed, F.lit(SHARES)) < share.parts)
+
+
+def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
+    """Return the share of keys that each stream in `plans.optimised_paths` needs, by its `first_column`.
+
+    Streams that need all rows are left out. Each stream occurs once, because a repeated use has other column ids.
+    """
+    filters = {first_column(stream): above[0] for stream, *above in optimised if above and kind(above[0]) == "Filter"}
+    shares = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
+    return {stream: candidates[0] for stream, candidates in shares.items() if candidates}
+
+
+def _shares(condition: Any) -> Iterator[KeyShare]:
+    """Yield the shares that contain all rows for which a condition over a source's columns holds."""
+    if kind(condition) == "And":
+        yield from (share for side in children(condition) for share in _shares(side))
+    elif kind(condition) == "LessThan":
+        remainder, parts = children(condition)
+        if kind(remainder) == "Pmod" and kind(parts) == "Literal":
+            hashed, shares = children(remainder)
+            whole = kind(hashed) == "XxHash64" and hashed.seed() == _SEED and str(shares) == str(SHARES)
+            columns = [_column(expression) for expression in children(hashed)] if whole else [""]
+            if all(columns):
+                yield KeyShare(tuple(columns), int(parts.value()))
+
+
+def _column(expression: Any) -> str:
+    """Return the source column that an expression hashes like; empty if the expression has another value.
+
+    Spark hashes a string by its bytes, which a cast from binary leaves unchanged.
+    """
+    if kind(expression) == "Cast" and expression.dataType().simpleString() == "string":
+        (below,) = children(expression)
+        if below.dataType().simpleString() != "binary":
+            return ""
+        expression = below
+    return str(expression.name()) if kind(expression) == "AttributeReference" else ""

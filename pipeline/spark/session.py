@@ -19,8 +19,8 @@ from ..dev.jars import find_java
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
-from .exchange import to_partitions
 from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
+from .placement import to_partitions
 
 _STOP_S = 10.0
 _POLL_S = 0.05
@@ -54,9 +54,39 @@ def spark_session(
     `hurry` is set, Spark's stop is not awaited: Spark ends with this process. Raises `Refused` for Spark Connect, if
     Spark does not start (most often without Java), or if its JVM ended during the block.
     """
-    check_start(master, conf or {})
-    if running_session() is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    chosen = conf or {}
+    check_start(master, chosen)
+    running, has_gateway = running_session(), "PYSPARK_GATEWAY_PORT" in os.environ
+    if running is None and not has_gateway:
         find_java("Spark")
+    if master is None and not has_gateway:
+        master = "local[*]"
+    is_local = master is not None and _is_local(master)
+    python_setting = chosen.get("spark.pyspark.python", "")
+    with interpreter(on_this_machine=is_local, configured=python_setting, starts=running is None), quiet_errors():
+        spark = _started(_settings(app, master, chosen), running)
+        if not _is_local(spark.sparkContext.master or ""):
+            ship_slackwater(spark.sparkContext)
+        for file in py_files:
+            spark.sparkContext.addPyFile(file)
+        spark.dataSource.register(InputSource)
+        try:
+            yield spark
+        except (Py4JError, ConnectionError) as error:
+            if not (how := jvm.ended(spark.sparkContext)):
+                raise
+            raise Refused(
+                f"Spark's JVM has ended ({how}) while the app was running",
+                hint="nothing committed is lost: run it again; if it was out of memory, raise "
+                "spark.driver.memory, or use a larger machine",
+            ) from error
+        finally:
+            if running is None:
+                end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+
+
+def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's settings: ours, overridden by the chosen ones."""
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
@@ -78,58 +108,39 @@ def spark_session(
         # Spark's UI shows all settings: redact passwords.
         "spark.redaction.regex": SECRETS,
     }
-    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        master = "local[*]"
     if master is not None:
         settings["spark.master"] = master
-    if is_local := master is not None and _is_local(master):
-        # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
-        settings[_DAEMON] = _OUR_DAEMON
-    chosen = conf or {}
+        if _is_local(master):
+            # Daemons on other machines may not see slackwater when it is shipped with the job (--py-files).
+            settings[_DAEMON] = _OUR_DAEMON
+    java_options = settings[_JAVA_OPTIONS]
+    settings |= chosen
     if options := chosen.get(_JAVA_OPTIONS):
         # The JVM takes the last of repeated options.
-        chosen = {**chosen, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
-    settings |= chosen
-    running = running_session()
-    python_setting = chosen.get("spark.pyspark.python", "")
-    with interpreter(on_this_machine=is_local, configured=python_setting, starts=running is None), quiet_errors():
-        try:
-            with quiet_start():
-                if running is None:
-                    quiet_loss(jvm.start(settings))
-                spark = running or SparkSession.builder.config(map={**settings}).getOrCreate()
-        except (PySparkRuntimeError, OSError) as error:
-            raise Refused(
-                f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
-            ) from error
-        except Py4JJavaError as error:
-            where, java = (
-                settings.get("spark.master", "the master that Spark's configuration names"),
-                error.java_exception,
-            )
-            first_line = str(java.getMessage() or java.getClass().getName()).partition("\n")[0]
-            raise Refused(
-                f"Spark does not start at {where}: {first_line}",
-                hint="check that the master is running and that the settings (--conf) are valid",
-            ) from error
-        if not _is_local(spark.sparkContext.master or ""):
-            ship_slackwater(spark.sparkContext)
-        for file in py_files:
-            spark.sparkContext.addPyFile(file)
-        spark.dataSource.register(InputSource)
-        try:
-            yield spark
-        except (Py4JError, ConnectionError) as error:
-            if not (how := jvm.ended(spark.sparkContext)):
-                raise
-            raise Refused(
-                f"Spark's JVM has ended ({how}) while the app was running",
-                hint="nothing committed is lost: run it again; if it was out of memory, raise "
-                "spark.driver.memory, or use a larger machine",
-            ) from error
-        finally:
-            if running is None:
-                end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+        settings[_JAVA_OPTIONS] = f"{java_options} {options}"
+    return settings
+
+
+def _started(settings: dict[str, str], running: SparkSession | None) -> SparkSession:
+    """Return the running session, or a new one. Raises `Refused` if Spark does not start."""
+    try:
+        with quiet_start():
+            if running is not None:
+                return running
+            quiet_loss(jvm.start(settings))
+            return SparkSession.builder.config(map={**settings}).getOrCreate()
+    except (PySparkRuntimeError, OSError) as error:
+        raise Refused(
+            f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
+        ) from error
+    except Py4JJavaError as error:
+        where = settings.get("spark.master", "the master that Spark's configuration names")
+        java = error.java_exception
+        first_line = str(java.getMessage() or java.getClass().getName()).partition("\n")[0]
+        raise Refused(
+            f"Spark does not start at {where}: {first_line}",
+            hint="check that the master is running and that the settings (--conf) are valid",
+        ) from error
 
 
 def check_start(master: str | None, conf: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
 """Telemetry for external systems: spans to OpenTelemetry, lineage to OpenLineage.
 
-Prometheus metrics are in `run.metrics`. The clients are imported only if configured.
+Prometheus metrics are in `run.monitoring`. The clients are imported only if configured.
 """

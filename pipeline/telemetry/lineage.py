@@ -21,7 +21,7 @@ from ...common import instants
 from ...store.sst.schema import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from ..listener import Listener
-from .optional import is_missing, own_version, tell_once
+from .logs import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent
@@ -174,11 +174,6 @@ class RunLineage(Listener):
         self._ended: dict[str, tuple[Event, str]] = {}
         self._sending = threading.Thread(target=self._work, name="lineage", daemon=True)
         self._sending.start()
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Names of the run's stages."""
-        return tuple(self._stages)
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """Note a committed version."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..kafka.channels import group_of
-from .optional import is_missing, own_version, tell_once
+from .logs import is_missing, own_version, tell_once
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider

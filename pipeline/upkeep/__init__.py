@@ -1,1 +1,1 @@
-"""Background work of a stage: SST merges, prefetching, write stalls, and metering of the store."""
+"""Background work of a stage: SST merges, prefetching, write stalls, and the input archive."""

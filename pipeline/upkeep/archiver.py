@@ -30,7 +30,7 @@ from ..kafka.columns import Columns
 from ..kafka.protocol import Kafka
 from ..listener import ArchiveState, Listener
 from ..source.spool import InputSpool, Spooled
-from .prefetcher import lower_priority
+from .upkeep import lower_priority
 
 _log = logging.getLogger("slackwater")
 

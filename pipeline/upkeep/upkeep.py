@@ -2,26 +2,139 @@
 
 A few merges at a time for each stage, in threads of the driver (Arrow releases Python's lock). A result waits until the
 next version names it instead of its inputs; a result that no version names is an orphan.
+
+Batches are delayed before unmerged SSTs slow down look-ups. RocksDB's rule (wiki page "Write Stalls"): writers are
+slowed down from a first number of L0 SSTs on, and stopped from a second one on. The state partition with most L0 SSTs
+counts, with the outputs of finished merges instead of their inputs.
+
+- Slowed down: each batch is delayed, by a fraction of a batch's duration that grows to the whole.
+- Stopped: no batch starts while this runner merges. If another process should merge, a batch waits a minute for it;
+  then batches continue slowed down: reads get slower, but the app runs.
+
+SSTs are prefetched to the machine of a stage's tasks. After a restart on another machine, the first batch starts at
+once and reads byte ranges of the SSTs that it needs. Meanwhile these SSTs are fetched whole, for the next batches.
+Outputs of a compaction in another process are fetched too, if they replace SSTs that are in the cache.
 """
 
+import dataclasses
 import logging
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import Literal
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts
-from .prefetcher import Prefetcher
-from .write_stall import Compacting, Stall, Triggers
+from ..api.table import L0_SLOWDOWN, L0_STOP
+from ..source.worker import configure_worker
+from ..spark.placement import Homes
+from ..spark.worker_resources import WorkerResources
+
+Compacting = Literal["nothing", "under way", "finished"]
+"""Progress of this runner's merges of L0 SSTs: `finished` outputs are committed with the next batch."""
+
+_POLL_S = 0.1
+_GIVE_UP_S = 60.0
 
 _log = logging.getLogger("slackwater")
+
+
+@dataclass(frozen=True, slots=True)
+class Triggers:
+    """Numbers of L0 SSTs in one state partition that delay or stop batches."""
+
+    slowdown: int = L0_SLOWDOWN
+    stop: int = L0_STOP
+
+    def delay_s(self, l0: int, batch_s: float) -> float:
+        """Return the delay of a batch in seconds: 0, up to `batch_s`, or infinity."""
+        if l0 < self.slowdown:
+            return 0.0
+        if l0 >= self.stop:
+            return inf
+        return batch_s * (l0 - self.slowdown + 1) / (self.stop - self.slowdown)
+
+
+@dataclass(slots=True)
+class Stall:
+    """Delays the batches of one stage. Logs once for each time that compaction falls behind."""
+
+    stage: str
+    """Name for messages."""
+    triggers: Triggers
+    l0: Callable[[], int]
+    """Returns the number of L0 SSTs of the state partition that has most."""
+    compacting: Callable[[], Compacting]
+    """Returns the progress of this runner's merges."""
+    begin: Callable[[], None]
+    """Starts the merges if none runs, as after a start or a failed merge."""
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
+    _logged: set[str] = field(default_factory=set)
+    _held_s: float = 0.0
+
+    def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
+        """Delay a batch as needed, or until `stopping`; return the seconds. `batch_s` is the last batch's duration."""
+        began = self.clock()
+        waited_s = 0.0
+        while not stopping():
+            l0 = self.l0()
+            delay_s = self.triggers.delay_s(l0, batch_s)
+            self._log_state(l0, delay_s)
+            if delay_s and not waited_s:
+                self.begin()
+            if delay_s == inf:
+                delay_s = self._stopped_s(batch_s, waited_s)
+            if waited_s >= delay_s:
+                break
+            self.sleep(min(_POLL_S, delay_s - waited_s))
+            waited_s = self.clock() - began
+        self._held_s += waited_s
+        return waited_s
+
+    def _stopped_s(self, batch_s: float, waited_s: float) -> float:
+        """Return the delay of a batch that must not start."""
+        if (compacting := self.compacting()) != "nothing":
+            return inf if compacting == "under way" else 0.0
+        if "gave up" in self._logged:
+            return batch_s
+        if waited_s >= _GIVE_UP_S:
+            self._log_once("gave up", f"no compaction for {waited_s:.0f} s; batches continue, slowed down")
+        return _GIVE_UP_S
+
+    def _log_state(self, l0: int, delay_s: float) -> None:
+        ssts, slowdown, stop = f"{l0} L0 SSTs in one state partition", self.triggers.slowdown, self.triggers.stop
+        if delay_s == inf:
+            self._log_once("stopped", f"{ssts} (l0_stop is {stop}): no batch starts before compaction has merged them")
+        elif delay_s:
+            rule = f"(l0_slowdown is {slowdown}): batches are delayed until compaction has caught up"
+            self._log_once("slowed down", f"{ssts} {rule}")
+        elif self._logged and l0 < slowdown:
+            self._log_once("", f"{ssts}; batches were delayed for {self._held_s:.0f} s")
+            self._logged.clear()
+            self._held_s = 0.0
+
+    def _log_once(self, state: str, message: str) -> None:
+        if state not in self._logged:
+            self._logged.add(state)
+            _log.warning("%s: %s", self.stage, message)
 
 
 class Upkeep:
@@ -153,3 +266,104 @@ class Upkeep:
                     self._busy.discard(compaction)
                 else:
                     self.finished += (done,)
+
+
+_NICE = 10
+"""Priority below everything that a batch does."""
+_FULL = 0.9
+"""Fraction of the cache that may be filled without eviction."""
+_EXPANSION = 4
+"""Approximate ratio of an SST's decoded to its stored bytes, until it is cached."""
+
+
+class Prefetcher:
+    """Prefetches SSTs for a driver whose tasks run on its own machine.
+
+    One SST at a time, in a low-priority thread: batches never wait for it.
+    """
+
+    def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
+        self._store, self._cache, self._head = store, cache, head
+        self._missing: set[str] = set()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=lower_priority)
+        self._running: Future[None] | None = None
+        self._stopping = threading.Event()
+
+    def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
+        """Start fetching the SSTs that look-ups of the committed version miss on this machine; returns at once.
+
+        `ranged` are the objects of which its tasks read byte ranges.
+        """
+        # Outputs of compactions are fetched too, if they replace cached SSTs.
+        gone, new = set(self._head.ssts) - set(head.ssts), set(head.ssts) - set(self._head.ssts)
+        merged = [sst for sst in new if sst.level and not self._cache.has(sst)]
+        cached = [sst for sst in gone if self._cache.has(sst)] if merged else []
+        replaced = {
+            sst.object
+            for sst in merged
+            if any(old.hash_min <= sst.hash_max and old.hash_max >= sst.hash_min for old in cached)
+        }
+        self._missing = (self._missing | set(ranged) | replaced) & {sst.object for sst in head.ssts}
+        self._head = head
+        idle = self._running is None or self._running.done()
+        if self._missing and idle and not self._stopping.is_set():
+            self._running = self._executor.submit(self._run, head, frozenset(self._missing))
+
+    def close(self) -> None:
+        """Wait for the current SST, and fetch no more."""
+        self._stopping.set()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, head: Manifest, missing: frozenset[str]) -> None:
+        """Fetch missing SSTs, newest first, as far as they fit into the cache with the others of the head."""
+        assert head.table is not None  # noqa: S101  only a stage with a table has a prefetcher
+        sizes = {sst: self._cache.size_of(sst) for sst in head.ssts}
+        total_bytes = sum(sizes.values())
+        for sst in sorted(sizes, key=lambda sst: -sst.seq_max):
+            if sst.object not in missing or sizes[sst]:
+                continue
+            total_bytes += sst.bytes * _EXPANSION
+            if total_bytes > self._cache.max_bytes * _FULL or self._stopping.is_set():
+                return
+            try:
+                self._cache.prefetch(self._store, sst, head.table)
+            except SlackwaterError as error:
+                # Look-ups that need the SST will raise the error.
+                _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
+                return
+
+
+def lower_priority() -> None:
+    """Lower the priority of the calling thread below all work of batches."""
+    # On Linux, each thread has its own priority.
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Sends outputs of merges to the machines of their state partitions, by a small Spark job."""
+
+    homes: Homes
+    resources: WorkerResources
+    access: Callable[[], S3Access | None]
+    """Returns the workers' store credentials; called before each delivery."""
+
+    def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
+        """Send the SSTs, and return when they have arrived. If that fails, batches fetch what they need."""
+        local_resources = dataclasses.replace(self.resources, s3=self.access())
+
+        def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            """Fetch the SSTs of the given state partitions into the machine's cache. Runs in a task."""
+            configure_worker()
+            _, store, cache = local_resources.open()
+            for batch in batches:
+                for partition in batch.column(0).to_pylist():
+                    for sst in sorted_runs.touching(ssts, partition, table.partitions):
+                        cache.prefetch(store, sst, table)
+                yield batch
+
+        try:
+            self.homes.visit(fetch)
+        except (Py4JError, PySparkException) as error:
+            _log.debug("SSTs of %s/%s were not delivered: %s", local_resources.app, local_resources.stage, error)

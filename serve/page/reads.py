@@ -13,7 +13,7 @@ from ...client.show import values
 from ...client.show.shown import Result, encoded, fields
 from ...common.durations import DAY_MS
 from ...errors import Usage
-from ...snapshot.query.first_rows import FIRST, FirstRows
+from ...snapshot.query.columns import FIRST, FirstRows
 from ..declare import AppName, Limit, Moment, Stage, Table, endpoint
 from ..service import Answer, Call
 

@@ -1,15 +1,34 @@
-"""Classes of causes of a bad commit, and the evidence that each class has.
+"""Causes of a bad commit: their classes, and what the store alone tells of an operation, a program, missing records.
 
 A cause is either proved by a replay, or marked as a guess. Only classes whose fault lies in a record name a record;
-other classes name the change, its author, or the time since when records are missing.
+other classes name the change, its author, or the time since when records are missing. Changes of a program are detected
+by its checksum in the manifests. Records are missing if the commit wrote none of the bad keys: rows of other keys made
+them wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal
 
-from .verdict import Address, Guilty
+import numpy as np
+import pyarrow as pa
+
+from ...common.instants import iso
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import LookUps
+from ...store.sst.arrow_types import python_rows
+from ...store.sst.hashing import hash_keys
+from ...store.sst.schema import arrow_schema
+from ...store.versions import history
+from ...store.versions.manifest import Manifest, Program
+from ...store.versions.side_tables import table_of, tables_of
+from ..cut.lineage import read_up_to
+from ..take.audit_log import Operation, list_operations
+from .verdict import Address, Guilty, Verdict
 
 CauseKind = Literal[
     "operation", "time", "absence", "deploy", "watermark", "duplicate", "records", "record", "unknown"
@@ -103,3 +122,242 @@ class Behind:
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
         return self.found
+
+
+_SLACK_MS = 3_600_000
+"""Maximum clock difference between the writer of a commit and the writer of the audit log."""
+
+
+def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
+    """Return the operation that made the bad commit; None for a batch.
+
+    Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
+    """
+    if verdict.candidates:
+        return None
+    return operation(store, verdict.bad.stages[verdict.stage])
+
+
+def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause | None:
+    """Return the operation that made a version; None for a batch. `then` is appended to the sentence.
+
+    Raises the same errors as `operation_of`.
+    """
+    if not commit.traits.verbs:
+        return None
+    done, stage, version = _find_entry(store, commit), commit.stage, commit.version
+    edited = commit.edited
+    by = edited.by if edited is not None else done.by if done is not None else commit.by
+    verb = "adopt" if commit.adopted is not None else done.verb if done is not None else commit.traits.verbs[0]
+    detail = edited.what if edited is not None else _describe(commit, done)
+    why = edited.message if edited is not None else done.message if done is not None else ""
+    # A statement contains values, so it is only in the evidence, which can be masked.
+    sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {iso(commit.time_ms)}{then}"
+    evidence = {
+        "kind": commit.kind,
+        "stage": stage,
+        "version": version,
+        "by": by,
+        "at": iso(commit.time_ms),
+        "what": f"{detail} ({why})" if why else detail,
+        "command": f"slackwater {verb}",
+    }
+    return Cause("operation", proved=True, sentence=sentence, evidence=evidence)
+
+
+def _find_entry(store: ObjectStore, commit: Manifest) -> Operation | None:
+    """Return the audit log's entry for a version; None if the log has none."""
+
+    def is_meant(done: Operation) -> bool:
+        stage, version = commit.stage, commit.version
+        is_in_range = done.before.get(stage, version) < version <= done.after.get(stage, 0)
+        return is_in_range and done.verb in commit.traits.verbs
+
+    entries = list_operations(store, commit.app, 1, is_meant=is_meant, since_ms=commit.time_ms - _SLACK_MS)
+    return entries[0] if entries else None
+
+
+def _describe(commit: Manifest, done: Operation | None) -> str:
+    if (rewind := commit.rewind) is not None:
+        return f"back to v{rewind.to}{' (table only)' if rewind.table_only else ''}"
+    return done.detail if done is not None and done.detail else f"{commit.stage} v{commit.version - 1} was changed"
+
+
+_ONE_BY_ONE = 32
+"""Number of versions before the bad one that are read one by one; a binary search covers earlier versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramChange:
+    """Change of a stage's program."""
+
+    stage: str
+    version: int
+    """First version of the new program, a claim."""
+    time_ms: int
+    """Commit time of that first version."""
+    before: Program
+    after: Program
+    last: int
+    """Last version of the previous program."""
+    batches: int
+    """Number of counted batches of the new program before the commit in question."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}@v{self.version}, from {self.before} to {self.after}"
+
+
+def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
+    """Return the last change of a stage's program up to a version; None if none is known.
+
+    Reads a few manifests. May miss an old change that was reverted later. Raises `Corruption` and `Unavailable`.
+    """
+    if (program := commit.program) is None:
+        return None
+    newer, batches = commit, 0
+    for manifest in islice(history.backwards(store, commit), 1, _ONE_BY_ONE + 1):
+        if (change := _change_between(manifest, newer, batches)) is not None:
+            return change
+        if manifest.traits.reads_records:
+            batches += 1
+        newer = manifest
+
+    def is_other(manifest: Manifest) -> bool:
+        return manifest.program is None or manifest.program.checksum != program.checksum
+
+    read, first = partial(history.find, store, commit.app), partial(history.first_version, store, commit.app)
+    if newer.version <= 1 or (last := history.newest_where(read, first, newer, is_other)) is None:
+        return None
+    following = history.find(store, commit.app, commit.stage, last.version + 1)
+    return _change_between(last, following, batches) if following is not None else None
+
+
+def _change_between(earlier: Manifest, later: Manifest, batches: int) -> ProgramChange | None:
+    old, new = earlier.program, later.program
+    if old is None or new is None or old.checksum == new.checksum:
+        return None
+    return ProgramChange(later.stage, later.version, later.time_ms, old, new, last=earlier.version, batches=batches)
+
+
+def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
+    """Yield program changes whose first batch is this commit, or an upstream commit that it read; nearest first.
+
+    Raises the same errors as `change_before`.
+    """
+    change = change_before(store, commit)
+    if change is not None and not change.batches:
+        yield change
+    previous = history.find(store, commit.app, commit.stage, commit.version - 1)
+    for name, read in commit.inputs.items():
+        after = previous.inputs[name].version if previous is not None and name in previous.inputs else 0
+        if read.upstream and read.version > after:
+            for sender in history.between(store, commit.app, read.upstream, after, read.version):
+                if sender.traits.reads_records:
+                    yield from fresh_changes(store, sender)
+                    break
+
+
+def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
+    """Return a program change as the guessed cause if the commit is the first one of a new program; else None.
+
+    Needs no replay. Raises the same errors as `change_before`.
+    """
+    if verdict.candidates or not verdict.bad.stages[verdict.stage].traits.reads_records:
+        return None
+    change = next(fresh_changes(store, verdict.bad.stages[verdict.stage]), None)
+    return deploy(change, how="guess", proved=False, because="", add=change.before) if change is not None else None
+
+
+def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: Program | None = None) -> Cause:
+    """Return the cause "the program changed". `because` is appended to the sentence.
+
+    `add` is the old program, to be given with --code for a replay. `how` names the evidence: `both programs`,
+    `the program before`, `older batches` or `guess`.
+    """
+    first = f"{change.stage}@v{change.version}"
+    sentence = f"the program changed at {first}, from {change.before} to {change.after}{because}"
+    if not proved:
+        sentence = f"a guess: {sentence}"
+    if add is not None:
+        sentence += f"; to prove it by a replay, add the old program: --code {add.path} as it was before the change"
+    evidence: dict[str, object] = {
+        "stage": change.stage,
+        "version": change.version,
+        "from": {"path": change.before.path, "checksum": change.before.checksum},
+        "to": {"path": change.after.path, "checksum": change.after.checksum},
+        "how": how,
+    }
+    if add is not None:
+        evidence["add"] = add.path
+    return Cause("deploy", proved=proved, sentence=sentence, evidence=evidence)
+
+
+MOST_KEYS = 20
+"""Maximum number of keys listed in a cause; `num_keys` counts all of them."""
+_BATCHES_LATER = 64
+"""Maximum number of versions by which a batch's version may exceed its `_seq`, due to compactions in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """Bad keys of a commit that wrote none of them."""
+
+    keys: pa.Table
+    since: Manifest | None
+    """Last version that changed one of the keys; None if unknown."""
+
+
+def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouched | None:
+    """Return the bad keys if the commit wrote none of them; None if it wrote some, or if the keys are unknown.
+
+    Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
+    """
+    keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
+    if keys is None or not keys.named or not len(keys) or len(keys.changed()):
+        return None
+    table_names = (name for name in (commit.stage, *tables_of(commit)) if verdict.predicate.names(name))
+    side = table_of(commit, next(table_names, commit.stage))
+    if side.table is None or [column.name for column in side.table.key] != keys.keys.column_names:
+        return None
+    keys_as_stored = keys.keys.cast(arrow_schema(side.table.key))
+    look_ups = LookUps(store, cache, side.table, side.ssts, side.clock_ms)
+    seqs = look_ups.of_keys(hash_keys(keys_as_stored, keys_as_stored.column_names), keys_as_stored)[2]
+    if not seqs.any() or (seqs >= commit.row_seq).any():
+        # No key has a row, so another table makes them wrong; or the commit rewrote some keys with the same values.
+        return None
+    return Untouched(keys.keys, _version_with_seq(store, commit, int(np.max(seqs))))
+
+
+def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool, how: str) -> Cause:
+    """Return the cause "no record of these keys came"; `how` is appended to its sentence.
+
+    Reads one manifest for each channel upstream. Raises `Corruption` and `Unavailable`.
+    """
+    since, count = of.since, of.keys.num_rows
+    offsets = read_up_to(store, verdict.bad, [verdict.stage])
+    read_to = {
+        f"{topic}[{partition}]": end for topic, ends in sorted(offsets.items()) for partition, end in enumerate(ends)
+    }
+    subject = "the bad key" if count == 1 else f"any of the {count:,} bad keys"
+    when = f" after {since.stage}@v{since.version}, at {iso(since.time_ms)}" if since is not None else ""
+    return Cause(
+        "absence",
+        proved=proved,
+        sentence=f"no record of {subject} arrived{when}; rows of other keys made "
+        f"{'it' if count == 1 else 'them'} bad{how}",
+        evidence={
+            "keys": python_rows(of.keys.slice(0, MOST_KEYS)),
+            "num_keys": count,
+            "since": {"stage": since.stage, "version": since.version, "time": iso(since.time_ms)} if since else None,
+            "read_to": read_to,
+        },
+    )
+
+
+def _version_with_seq(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
+    """Return the version that wrote rows with this `_seq`; None if it was collected."""
+    for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
+        manifest = history.find(store, commit.app, commit.stage, version)
+        if manifest is not None and manifest.traits.changes_rows and manifest.row_seq == seq:
+            return manifest
+    return None

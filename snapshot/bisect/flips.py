@@ -1,33 +1,108 @@
-"""Find all changes of a predicate on single rows by one pass over the rows that the versions wrote.
+"""Row-local predicates: all their changes, by one pass over the rows that the versions wrote.
 
-Whether a row is wrong does not change until its key is written again, or expires. So the predicate is not evaluated
-at each version: the rows that each version wrote (`_seq`) are checked once, and a running count of wrong keys is kept.
-The cost is proportional to the rows written, not to the size of the state. The result shows if the history
-went from good to bad only once.
+A row-local query decides on each row of one table by itself. Whether a row is wrong does not change until its key is
+written again, or expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
+are checked once, and a running count of wrong keys is kept. The cost is proportional to the rows written, not to the
+size of the state. The result shows if the history went from good to bad only once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import alike, from_files, quoted
+from ...store.sst.arrow_types import showable
 from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import owner, table_of
 from ..query.columns import visible_schema
-from ..query.row_local import ROW, row_local
 from .between import Between
 from .predicate import Predicate, Where
 from .verdict import Flip, Flips
+
+_AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
+ROW = "_slackwater_row"
+"""Column with the row numbers."""
+
+
+def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
+    """Return the table that a query reads, and a query for the number (`ROW`) of each row that it returns.
+
+    Raises `Refused` (the result for a row depends on other rows; says why), `NotFound` (no such table) and `Usage` (the
+    SQL is malformed).
+    """
+    with duckdb.connect() as con:
+        parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
+        if parsed["error"] or len(parsed["statements"]) != 1:
+            raise Usage(f"the predicate is not a single query: {parsed.get('error_message', sql)}")
+        node = parsed["statements"][0]["node"]
+        aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
+        if reason := next(_reasons(node, aggregates), ""):
+            raise Refused(f"the query does not decide row by row: it has {reason}")
+        name = node["from_table"]["table_name"].casefold()
+        stage = next((stage for stage in tables if stage.casefold() == name), None)
+        if stage is None:
+            raise NotFound("table", node["from_table"]["table_name"], tables)
+        node["modifiers"] = []
+        number = con.execute(f"SELECT json_serialize_sql('SELECT {ROW}')").fetchall()[0][0]
+        node["select_list"] += json.loads(number)["statements"][0]["node"]["select_list"]
+        tree = json.dumps(parsed)
+        numbers: str = con.execute("SELECT json_deserialize_sql($tree::JSON)", {"tree": tree}).fetchall()[0][0]
+    return stage, numbers
+
+
+def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the numbers of the rows that a query of `row_local` returns, each once, ascending.
+
+    `rows` has the columns of the table and `ROW`. Raises `Usage` (DuckDB cannot run the query).
+    """
+    with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
+        con.register(stage, showable(rows))
+        try:
+            numbers = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
+        except duckdb.Error as error:
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql}") from error
+    return np.asarray(numbers.column(0).to_numpy(), np.int64)
+
+
+def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
+    """Yield the reasons why a query does not decide on each row of one table by itself."""
+    if node["type"] != "SELECT_NODE":
+        yield "a set operation"
+        return
+    source = node["from_table"]["type"]
+    if source != "BASE_TABLE":
+        yield {"JOIN": "a join", "SUBQUERY": "a subquery", "EMPTY": "no table"}.get(source, f"a {source.lower()}")
+    named = {"GROUP BY": node["group_expressions"], "HAVING": node["having"], "QUALIFY": node["qualify"]}
+    named |= {"a sample": node["sample"], "WITH": node["cte_map"]["map"]}
+    yield from (name for name, is_used in named.items() if is_used)
+    for modifier in node["modifiers"]:
+        if modifier["type"] != "ORDER_MODIFIER":
+            yield modifier["type"].partition("_")[0]
+    yield from _in_expressions([node["select_list"], node["where_clause"]], aggregates)
+
+
+def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
+    if isinstance(node, dict):
+        if node.get("class") in ("WINDOW", "SUBQUERY"):
+            yield "a window function" if node["class"] == "WINDOW" else "a subquery"
+        elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
+            yield f"the aggregate {node['function_name'].removesuffix('_star')}"
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _in_expressions(child, aggregates)
+
 
 _MOST_VERSIONS = 256
 """Maximum number of manifests to read."""

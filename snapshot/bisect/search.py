@@ -20,11 +20,13 @@ from ...common import instants
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import table_of, tables_of
 from ..cut.graph import Cut
 from ..cut.kafka_topics import Topics
 from ..cut.lineage import Lineage, direct, records_of, trace
 from ..diff.candidates import changed_keys
+from ..diff.key_changes import KeyChanges
 from .between import PROBES, Between, Evaluator, Skips, length
 from .endpoints import Ends, find_ends
 from .flips import scan_if_cheap
@@ -234,41 +236,16 @@ def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _Narrowed) -> Bet
 
 def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations: int) -> Verdict:
     between, line = narrowed.between, narrowed.between.line
-    # Versions that may be the first bad one.
-    candidates = (
-        ()
-        if narrowed.certain
-        else tuple(
-            VersionRange(stage, between.lowest(stage) + 1, manifest.version)
-            for stage, manifest in between.high.stages.items()
-            if stage in between.watched and between.length(stage) > 0
-        )
-    )
+    candidates = () if narrowed.certain else _candidates(between)
     certain = narrowed.certain or [candidate.last - candidate.first for candidate in candidates] == [0]
     heads = [between.high.stages[candidate.stage] for candidate in candidates]
     commit = between.only() if narrowed.certain else max(heads, key=line.place, default=None)
     if commit is None or (certain and not commit.traits.changes_rows):
         raise _nondeterministic()
     good, bad = (line.before(commit), line.up_to(commit)) if narrowed.certain else (between.low, between.high)
-    rows = (
-        evaluator.rows(bad, MAX_ROWS + 1)
-        if evaluator.predicate.sql
-        else pa.table({"wrong": [evaluator.at(bad, 0).why]})
-    )
-    if not rows.num_rows:
-        raise _nondeterministic()
+    rows = _wrong_rows(evaluator, bad)
     previous, last_good = good.stages.get(commit.stage), between.whole.last(good)
-    # The stage's own table, unless the predicate names only a side table.
-    named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
-    table = next(named, commit.stage)
-    earlier = table_of(previous, table) if previous is not None else None
-    keys = changed_keys(evaluator.store, evaluator.cache, earlier, table_of(commit, table), rows.slice(0, MAX_ROWS))
-    try:
-        lineage = trace(evaluator.store, previous, commit)
-    except NotFound:  # the upstream versions that it read were collected
-        lineage = Lineage(
-            commit.stage, direct(previous, commit, ()) if previous else (), (), records=records_of(commit)
-        )
+    keys = _changed_keys(evaluator, previous, commit, rows)
     return Verdict(
         app=bad.app,
         predicate=evaluator.predicate,
@@ -281,7 +258,7 @@ def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations:
         bad_version=commit.version,
         good_time_ms=last_good.time_ms if last_good and between.is_whole else good.time_ms,
         bad_time_ms=commit.time_ms,
-        lineage=lineage,
+        lineage=_lineage(evaluator, previous, commit),
         rows=rows.slice(0, MAX_ROWS),
         more_rows=rows.num_rows > MAX_ROWS,
         keys=keys if certain or (keys is not None and keys.named) else None,
@@ -289,15 +266,56 @@ def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations:
         evaluations=evaluations,
         candidates=() if certain else candidates,
         thinned=not between.is_whole and not certain,
-        # Bad at or before the last good moment, or good at or after the first bad one.
-        non_monotone=tuple(
-            step
-            for step in evaluator.evaluated.values()
-            if (step.bad and length(step.cut) <= length(good))
-            or (step.answer == "good" and length(step.cut) >= length(bad))
-        ),
+        non_monotone=_contradicting(evaluator, good, bad),
         resolved=ends.resolved,
         begins=ends.begins,
+    )
+
+
+def _candidates(between: Between) -> tuple[VersionRange, ...]:
+    """Return the versions that may be the first bad one."""
+    return tuple(
+        VersionRange(stage, between.lowest(stage) + 1, manifest.version)
+        for stage, manifest in between.high.stages.items()
+        if stage in between.watched and between.length(stage) > 0
+    )
+
+
+def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
+    """Return the predicate's rows at the bad moment, at most one more than a verdict has."""
+    if not evaluator.predicate.sql:
+        return pa.table({"wrong": [evaluator.at(bad, 0).why]})
+    rows = evaluator.rows(bad, MAX_ROWS + 1)
+    if not rows.num_rows:
+        raise _nondeterministic()
+    return rows
+
+
+def _changed_keys(
+    evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
+) -> KeyChanges | None:
+    """Return the keys that the commit turned bad in the stage's own table, or in the side table that is named alone."""
+    named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
+    table = next(named, commit.stage)
+    earlier = table_of(previous, table) if previous is not None else None
+    return changed_keys(evaluator.store, evaluator.cache, earlier, table_of(commit, table), rows.slice(0, MAX_ROWS))
+
+
+def _lineage(evaluator: Evaluator, previous: Manifest | None, commit: Manifest) -> Lineage:
+    try:
+        return trace(evaluator.store, previous, commit)
+    except NotFound:  # the upstream versions that it read were collected
+        windows = direct(previous, commit, ()) if previous else ()
+        return Lineage(commit.stage, windows, (), records=records_of(commit))
+
+
+def _contradicting(evaluator: Evaluator, good: Cut, bad: Cut) -> tuple[Evaluation, ...]:
+    """Return moments that are bad at or before the last good one, or good at or after the first bad one."""
+    return tuple(
+        step
+        for step in evaluator.evaluated.values()
+        if (step.bad and length(step.cut) <= length(good))
+        or (step.answer == "good" and length(step.cut) >= length(bad))
     )
 
 

@@ -95,7 +95,7 @@ MAX_ROWS = 1_000
 """Maximum number of rows kept of a failing invariant."""
 
 
-State = Literal["holds", "fails", "unknown"]
+InvariantState = Literal["holds", "fails", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class CheckResult:
     """Error of the query; None if it succeeded."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> InvariantState:
         """State: "holds" without wrong rows, "fails" with some, "unknown" if the query failed."""
         return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
 
@@ -123,7 +123,7 @@ class Findings:
     """Stable ref to the moment."""
     results: tuple[CheckResult, ...]
     """Results of the invariants that were due."""
-    before: Mapping[str, State]
+    before: Mapping[str, InvariantState]
     """Previous state by name of the invariant, if there is one."""
     last_good: str
     """Ref to the newest moment at which all invariants held; empty if there is none yet."""
@@ -177,33 +177,37 @@ class Watcher:
             Corruption: a manifest is damaged.
             Unavailable: storage did not answer; the invariants remain due.
         """
-        due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
-        if any(invariant.every_ms == max(other.every_ms for other in self.invariants) for invariant in due):
-            due = list(self.invariants)
+        due = self._due(now_ms)
         if not due:
             return None
         # As committed, independent of the clock, so that bisect sees the same rows.
         cut = replace(resolve(self.store, self.app, now_ms=now_ms), seen_ms=0)
-        to_evaluate = [
-            due_invariant
-            for due_invariant in due
-            if due_invariant not in self._results or self._results[due_invariant][0] != cut.versions
-        ]
+        to_evaluate = [invariant for invariant in due if not self._is_evaluated(invariant, cut)]
         previous = {
-            due_invariant.name: self._results[due_invariant][1].state
-            for due_invariant in to_evaluate
-            if due_invariant in self._results
+            invariant.name: self._results[invariant][1].state for invariant in to_evaluate if invariant in self._results
         }
         later = later_stages(self.store, cut) if to_evaluate else {}
         results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in to_evaluate)
         self._results |= {result.invariant: (cut.versions, result) for result in results}
-        latest = [self._results.get(known_invariant) for known_invariant in self.invariants]
-        is_good = all(entry and entry[0] == cut.versions and entry[1].state == "holds" for entry in latest)
+        is_good = all(
+            self._is_evaluated(invariant, cut) and self._results[invariant][1].state == "holds"
+            for invariant in self.invariants
+        )
         tag_snapshot = advance(self.store, cut, self.by) if is_good else last_good(self.store, self.app)
         tag = f"{self.app}@{LAST_GOOD}" if tag_snapshot is not None else ""
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
         ref = Line(self.store, cut).ref(cut)
         return Findings(cut, ref, results, previous, tag) if results else None
+
+    def _due(self, now_ms: int) -> list[Invariant]:
+        """Return the due invariants: all, if one with the longest interval is due."""
+        due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
+        longest_ms = max(invariant.every_ms for invariant in self.invariants)
+        return list(self.invariants) if any(invariant.every_ms == longest_ms for invariant in due) else due
+
+    def _is_evaluated(self, invariant: Invariant, cut: Cut) -> bool:
+        """Return True if the last result of an invariant is that of the cut."""
+        return invariant in self._results and self._results[invariant][0] == cut.versions
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
         sql, store, cache = invariant.where, self.store, self.cache

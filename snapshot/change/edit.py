@@ -30,10 +30,8 @@ from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
 from ..take.audit_log import find_operation, record_once, why
 from ..take.taking import REPEAT_MS
-from ..under_way.edit_request import EDITS, EditRequest, done_by, withdraw
-from ..under_way.exclusion import HERE, Intent, check_exclusion
-from ..under_way.runners import beats, runner_of
-from ..under_way.signs import UnderWay
+from ..under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
+from ..under_way.runners import EDITS, EditRequest, beats, edit_done_by, runner_of, withdraw_edit
 from .edited import Change, Edited, edited, rows_of, table_of
 
 _POLL_S = 0.2
@@ -78,7 +76,7 @@ def edit(
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
-    cut = newest(store, app, stage)
+    cut = newest_active(store, app, stage)
     head = cut.stages[stage]
     rows = rows_of(source, head) if source is not None else None
     done = Edit(str(ULID()), by, what, why())
@@ -86,16 +84,10 @@ def edit(
     checksum = xxh3_128_hexdigest(data) if data else ""
     request = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
     check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
-    earlier = next(
-        (
-            open_request
-            for open_request in EDITS.all(store, app)
-            if open_request.is_like(request) and not open_request.error
-        ),
-        None,
-    )
+    requests = (other for other in EDITS.all(store, app) if other.is_like(request) and not other.error)
+    earlier = next(requests, None)
     if sql and not (again or dry_run) and (version := _find_recent_edit(store, app, request)):
-        if earlier is not None and (finished := done_by(store, earlier, head)) is not None:
+        if earlier is not None and (finished := edit_done_by(store, earlier, head)) is not None:
             # An earlier call was killed after its entry in the audit log.
             finish(store, app, earlier, finished)
         return EditDone(app, stage, None, version, already=True)
@@ -103,18 +95,22 @@ def edit(
         preview = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if preview is None or dry_run:
             return EditDone(app, stage, preview.changes if preview is not None else None)
-        if rows is not None:
-            store.put(keys.edit_rows(app, request.id), data)
-        EDITS.put(store, request, app)
-        try:
-            # A forget checks for requests only after writing its note, so check again.
-            check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
-        except Refused:
-            withdraw(store, app, request)
-            raise
-        notify(store, app)
-    request = earlier or request
-    return _carry_out(store, cache, app, request, Change(sql, rows), by, patience_s, on_wait)
+        _put_request(store, app, request, data)
+    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, patience_s, on_wait)
+
+
+def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:
+    """Store a request with its rows, and notify the runners. Raises `Refused` if keys are being forgotten."""
+    if rows:
+        store.put(keys.edit_rows(app, request.id), rows)
+    EDITS.put(store, request, app)
+    try:
+        # A forget checks for requests only after writing its note, so check again.
+        check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
+    except Refused:
+        withdraw_edit(store, app, request)
+        raise
+    notify(store, app)
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
@@ -130,7 +126,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
     return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 
 
-def newest(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
+def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
     """Return the newest version of every stage, with `head` in place of this stage's if given.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
@@ -172,8 +168,8 @@ def _carry_out(
 ) -> EditDone:
     stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
     while True:
-        head = newest(store, app, stage).stages[stage]
-        if (done := done_by(store, request, head)) is not None:
+        head = newest_active(store, app, stage).stages[stage]
+        if (done := edit_done_by(store, request, head)) is not None:
             finish(store, app, request, done)
             return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
         if not (runner := runner_of(head, beats(store, app, instants.now_ms()))):
@@ -183,10 +179,10 @@ def _carry_out(
             on_wait(runner)
         answer = EDITS.find(store, request.id, app)
         if answer is not None and answer.error:
-            withdraw(store, app, request)
+            withdraw_edit(store, app, request)
             raise Refused(f"the runner could not apply the edit: {answer.error}", hint="nothing was changed")
         if time.monotonic() > deadline:
-            withdraw(store, app, request)
+            withdraw_edit(store, app, request)
             raise Refused(
                 f"runner {runner} did not apply the edit of {app}/{stage} within {patience_s:g} s; it was withdrawn",
                 hint=f"`slackwater status {app}` shows if it is alive; --timeout waits longer",
@@ -200,7 +196,7 @@ def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifes
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
     record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
-    withdraw(store, app, request)
+    withdraw_edit(store, app, request)
 
 
 def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:
@@ -219,9 +215,9 @@ def _edit_in_process(
 
     def still_to_do(head: Manifest) -> bool:
         nonlocal result, done
-        if (done := done_by(store, request, head)) is not None:
+        if (done := edit_done_by(store, request, head)) is not None:
             return False
-        result = edited(store, cache, newest(store, app, stage, head), stage, change, request.edit)
+        result = edited(store, cache, newest_active(store, app, stage, head), stage, change, request.edit)
         return result is not None
 
     def update(draft: Manifest) -> Manifest:
@@ -233,7 +229,7 @@ def _edit_in_process(
     )
     done = committed.manifest if committed.changed else done
     if done is None:
-        withdraw(store, app, request)
+        withdraw_edit(store, app, request)
         return EditDone(app, stage, None)
     finish(store, app, request, done)
     return EditDone(app, stage, result.changes if result is not None else None, done.version)

@@ -51,7 +51,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
 
     Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
     or column; and `Refused` if two rows would have the same key, if the table has values that SQL cannot
-    represent (`sst.showable`), or if a new row would have null in its key.
+    represent (`arrow_types.showable`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables

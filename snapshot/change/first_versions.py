@@ -53,7 +53,7 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def topics_of(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
+def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
     """Return the Kafka topics that an unfinished clone may have, as far as its source still exists."""
     origin = note.info.origin
     if origin is None:
@@ -183,7 +183,7 @@ def finish_clone(
             # Another process may be finishing the same clone: the first note wins.
             carried_channels = notes.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
         topics = info.origin.topics if info.origin else {}
-        ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs(cut)}
+        ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs_by_name(cut)}
         for stage in missing:
             first_versions[stage] = replace(
                 _first_version(manifests[stage], cut, info, carried_channels.channels, ids), by=by
@@ -212,7 +212,7 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
     return any(head.version != cut.get(stage) for stage, head in heads.items())
 
 
-def users_inputs(cut: Cut) -> Iterator[tuple[str, Input]]:
+def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
     """Yield declared name and input of each users' topic that the app reads, except by attached Spark queries."""
     for stage in order(cut.stages):
         if cut.stages[stage].attached is None:

@@ -20,10 +20,8 @@ from ..cut.kafka_topics import Topics
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
 from ..take.audit_log import why
-from ..take.remove import remove
-from ..take.snapshots import pin
-from ..under_way.exclusion import Intent, check_exclusion, refusal
-from ..under_way.signs import UnderWay, half_done
+from ..take.snapshots import pin, remove
+from ..under_way.exclusion import Intent, UnderWay, check_exclusion, half_done, refusal
 from .migrate_plan import Plan, StageChange, plan
 from .migration import finish, unpin_target
 

@@ -1,6 +1,6 @@
 """Plan what a program changes in a stored app, stage by stage, or say why it cannot. Pure functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from ...store.versions.manifest import Input, Manifest, Ttl
 from ..cut.graph import order
 from ..cut.migrations import MigratedStage
 
-Names = Mapping[str, str]  # old to new
+Renames = Mapping[str, str]  # old to new
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,12 @@ class Plan:
 
 
 def plan(
-    heads: Mapping[str, Manifest], declared: Declared, renames: Names, *, stages: Names | None = None, after: int = 0
+    heads: Mapping[str, Manifest],
+    declared: Declared,
+    renames: Renames,
+    *,
+    stages: Renames | None = None,
+    after: int = 0,
 ) -> Plan:
     """Return what a program changes in an app with these newest versions.
 
@@ -124,7 +129,7 @@ def plan(
     return result
 
 
-def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Names) -> tuple[StageChange | None, MigratedStage]:
+def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple[StageChange | None, MigratedStage]:
     table_fit, inputs = fit_table(stage.name, head.table, stage.table, renames), fit_inputs(head, stage.inputs)
     if table_fit.refused is not None:
         raise table_fit.refused
@@ -189,39 +194,44 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
 
 
 def _renames_by_stage(
-    heads: Mapping[str, Manifest], declared: Declared, renames: Names, called: Names
+    heads: Mapping[str, Manifest], declared: Declared, renames: Renames, called: Renames
 ) -> dict[str, dict[str, str]]:
     by_stage: dict[str, dict[str, str]] = {}
+    tables = {name: visible(head.table.columns) for name, head in heads.items() if head.table and not head.retired}
     for renamed, new in renames.items():
-        tables = {name: visible(head.table.columns) for name, head in heads.items() if head.table and not head.retired}
         stage, dot, old = renamed.partition(".")
         stage = called.get(stage, stage)
-        if dot and stage in tables:
-            if old not in tables[stage] and new in tables[stage]:
-                continue  # done already
+        if not dot or stage not in tables:
+            for name in _stages_to_rename(renamed, new, tables, declared):
+                by_stage.setdefault(name, {})[renamed] = new
+        elif old in tables[stage] or new not in tables[stage]:  # else it is done already
             by_stage.setdefault(stage, {})[old] = new
-            continue
-        owners = [name for name, names in tables.items() if renamed in names and name in declared.stages]
-        if not owners:
-            if any(new in names for names in tables.values()):
-                continue  # done already
-            raise NotFound(
-                f"column of app {declared.app!r}",
-                renamed,
-                {column for names in tables.values() for column in names},
-                hint="in --rename OLD=NEW, OLD is a stored column; --rename TABLE.OLD=NEW is for one table",
-            )
-        # If several tables have the column, rename it where the program declares the new name.
-        programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
-        for name in [name for name, table in programs.items() if new in visible(table.columns)] or owners:
-            by_stage.setdefault(name, {})[renamed] = new
     return by_stage
+
+
+def _stages_to_rename(
+    renamed: str, new: str, tables: Mapping[str, Collection[str]], declared: Declared
+) -> Collection[str]:
+    """Return the stages in whose tables a column is renamed; none if it was renamed already. Raises `NotFound`."""
+    owners = [name for name, names in tables.items() if renamed in names and name in declared.stages]
+    if not owners:
+        if any(new in names for names in tables.values()):
+            return ()
+        raise NotFound(
+            f"column of app {declared.app!r}",
+            renamed,
+            {column for names in tables.values() for column in names},
+            hint="in --rename OLD=NEW, OLD is a stored column; --rename TABLE.OLD=NEW is for one table",
+        )
+    # If several tables have the column, rename it where the program declares the new name.
+    programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
+    return [name for name, table in programs.items() if new in visible(table.columns)] or owners
 
 
 _OPTION = "--rename-stage OLD=NEW"
 
 
-def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Names) -> None:
+def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Renames) -> None:
     """Check that stages can be renamed, old to new."""
     app = declared.app
     for old, new in called.items():
@@ -246,7 +256,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Name
             raise Refused(f"two stages of {app!r} cannot both be renamed to {new!r}")
         # Rows are kept only for readers that have started, so all readers must have.
         for name, output in heads[old].outputs.items():
-            if any(output.sent) and not any(readers(heads, name, old)):
+            if any(output.sent) and not any(readers_of(heads, name, old)):
                 raise Refused(
                     f"rows that {old!r} wrote to {name!r} wait for a stage that has not started to read them",
                     hint="run the program once before you rename the stage (slackwater run FILE --until-caught-up), "
@@ -254,7 +264,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Name
                 )
 
 
-def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
+def readers_of(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
     """Yield the inputs of active stages that read a sender's channel, or stopped reading it."""
     for head in heads.values():
         for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
@@ -262,7 +272,7 @@ def readers(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterato
                 yield source
 
 
-def _with_new_names(heads: Mapping[str, Manifest], called: Names) -> dict[str, Manifest]:
+def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str, Manifest]:
 
     def sources(inputs: Mapping[str, Input]) -> dict[str, Input]:
         return {

@@ -25,14 +25,14 @@ from ...store.sst import ttl
 from ...store.sst.schema import DUE
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind
+from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind, Table
 from ..cut.graph import order
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
 from ..cut.stored import cancel, list_snapshots, open_requests
 from ..take.audit_log import OPERATIONS, record
-from ..take.remove import remove
-from .migrate_plan import readers
+from ..take.snapshots import remove
+from .migrate_plan import readers_of
 
 Heads = Mapping[str, Manifest]  # by stage
 
@@ -215,21 +215,26 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
         return changed
     if draft.table is None or draft.table.schema != step.schema:
         raise Refused(f"the table of {draft.app}/{draft.stage} changed since migration {number} was planned")
-    old_ids = draft.table.ids
+    return _with_columns(changed, draft.table, step.table)
+
+
+def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
+    """Return a version with the columns of another table, over the same state partitions."""
+    old_ids = old.ids
     values = (
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)
-        for column in step.table.values
+        for column in new.values
     )
-    table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
+    table = replace(new, partitions=old.partitions, values=tuple(values))
     event_time = draft.event_time
-    due_before, due_after = (any(column.name == DUE for column in declared.values) for declared in (draft.table, table))
+    due_before, due_after = (any(column.name == DUE for column in declared.values) for declared in (old, table))
     if event_time is not None and due_before:
         by_clock = due_after and kind_of(table.state).due_by == "clock"
         # Without a due column, no row is waited for.
         next_ms = event_time.next_due_ms if due_after else None
         event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
-    clock_ms = ttl.first_clock_ms(draft.table, table, draft.clock_ms)
-    return replace(changed, table=table, clock_ms=clock_ms, event_time=event_time)
+    clock_ms = ttl.first_clock_ms(old, table, draft.clock_ms)
+    return replace(draft, table=table, clock_ms=clock_ms, event_time=event_time)
 
 
 def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
@@ -310,7 +315,8 @@ def _first_renamed(
 ) -> Manifest:
     """Return the first version under the new name, with the content of the last version under the old one."""
     # Version up to which all readers have read each channel; None without readers.
-    read = {name: min((at.version for at in readers(heads, name, last.stage)), default=None) for name in last.outputs}
+    readers = {name: readers_of(heads, name, last.stage) for name in last.outputs}
+    read = {name: min((at.version for at in inputs), default=None) for name, inputs in readers.items()}
     lowest = min((at for at in read.values() if at is not None), default=last.version)
     sent = [version for version in history.followed(store, last, lowest) if version is not last]
 

@@ -1,32 +1,39 @@
-"""Change a stage by one commit that copies nothing: rescale its table, or retire it.
+"""Change one stage: rescale its table, retire it, or have its rejected records retried.
 
-The new version keeps table, SSTs and offsets. It has the next epoch, like a claim, so the stage's runner
-is fenced, and no batch that was planned for the old state partitions can follow. SSTs stay:
-readers select rows by hash, and compaction splits SSTs at the new bounds as it merges them.
+A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. It has the
+next epoch, like a claim, so the stage's runner is fenced, and no batch that was planned for the old state partitions
+can follow. SSTs stay: readers select rows by hash, and compaction splits SSTs at the new bounds as it merges them.
 
 A retired stage's answers to open snapshot requests are dropped: the snapshots complete without it. The cut
 is still complete, because no remaining stage reads what it wrote. A program that declares the stage again claims it,
 and continues where it stopped.
+
+A retry is requested by one object. The stage's runner does it between two batches, and then removes the request. The
+same commit marks the records that were retried, so repeating a request after a crash is harmless.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
+from msgspec import Struct
 from msgspec.structs import replace
+from ulid import ULID
 
 from ...common.validation import whole
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, published
+from ...store.versions import history, keys, limits, published
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import is_retired, without_snapshots
 from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
+from ...store.versions.notes import Notes
+from ...store.versions.side_tables import rejected_of
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
-from ..cut.stored import cancel, open_requests
+from ..cut.stored import cancel, notify, open_requests
 from ..take.audit_log import find_operation, record, record_once
 from ..under_way.exclusion import Intent, check_exclusion
 
@@ -208,3 +215,42 @@ def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) ->
     """Add the retirement of a stage to the audit log, unless an interrupted call did."""
     detail, versions = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
     record_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)
+
+
+class RetryRequest(Struct, frozen=True):
+    """Request to retry the rejected records of one stage."""
+
+    id: limits.Ulid
+    stage: limits.Name
+    created_ms: limits.TimeMs
+    by: limits.Line
+
+
+RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
+"""Open requests, oldest first."""
+
+
+def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
+    """Return the number of rejected records to retry by stage, or of `stage` alone if given.
+
+    Raises `NotFound` if the app or stage does not exist.
+    """
+    stages = stages_of(store, app, stage)
+    heads = heads_of(store, app, (stage,) if stage else stages)
+    return {name: count for name, head in heads.items() if (count := rejected_of(head).waiting)}
+
+
+def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
+    """Request a retry of a stage's rejected records; returns the open request if there is one.
+
+    Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
+    """
+    check_exclusion(store, app, Intent.RETRY)
+    if not rejected_waiting(store, app, stage):
+        raise Refused(f"{app}/{stage} has no rejected records to retry")
+    request = next((open_request for open_request in RETRIES.all(store, app) if open_request.stage == stage), None)
+    if request is None:
+        request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
+    record_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)
+    notify(store, app)
+    return request

@@ -8,21 +8,130 @@ If the process dies, a later command completes or withdraws the switch.
    offsets with everything published. From now on the old app can commit nothing.
 3. The name's note records the switch. It is created if absent, so a promotion is decided
    once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
+
+A position (`Standing`) is one on users' topics and by the clock; `short_of` says why a stage has not reached it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import apps, keys
+from ...store.versions import apps, history, keys, published
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.manifest import Manifest, Promotion, Sink, SinkKind
+from ...store.versions.manifest import EventTime, Input, Manifest, Promotion, Sink, SinkKind
 from ..cut.graph import order
 from ..cut.kafka_topics import Topics, internal_topic
-from .standing import Standing, short_of
+
+Offsets = Mapping[str, tuple[int, ...]]
+"""Offset for each partition, by users' topic."""
+
+
+class Standing(NamedTuple):
+    """Position of an app: offsets and clock."""
+
+    offsets: Offsets
+    clock_ms: int | None
+    """Clock time up to which rows have fallen due; None if no rows fall due by the clock."""
+
+
+def place_of(heads: Iterable[Manifest]) -> Standing:
+    """Return the first position that all of these stages can reach."""
+    manifests = tuple(heads)
+    times = (head.event_time for head in manifests if not head.retired)
+    # A late row falls due one millisecond later, which the other app may have passed already.
+    clocks = (
+        at.next_due_ms if at.next_due_ms == at.due_ms + 1 else at.due_ms
+        for at in times
+        if at is not None and at.by_clock and at.due_ms is not None
+    )
+    return Standing(furthest(manifests), max(clocks, default=None))
+
+
+def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
+    """Yield all inputs from users' topics."""
+    return (at for head in heads if not head.retired for at in head.inputs.values() if not at.upstream)
+
+
+def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
+    """Return the highest offset that any of these stages has read, by users' topic and partition."""
+    offsets: dict[str, tuple[int, ...]] = {}
+    for source in users_inputs(heads):
+        previous = offsets.get(source.topic, ())
+        offsets[source.topic] = tuple(max(pair) for pair in zip_longest(previous, source.offsets, fillvalue=0))
+    return offsets
+
+
+def behind(heads: Iterable[Manifest], at: Offsets) -> int:
+    """Return the number of offsets that the slowest stage has to read to reach this position."""
+    return max((left(source, at) for source in users_inputs(heads)), default=0)
+
+
+def left(source: Input, at: Offsets) -> int:
+    """Return the number of offsets that an input has to read to reach this position."""
+    return sum(max(0, end - read) for end, read in _pairs(source, at))
+
+
+def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
+    """Return the reason why a stage has not fully reached a position; empty if it has.
+
+    It has reached the position if its offsets match, its channels are read, no row is due by its watermark or by the
+    clock, and its sinks are published. Costs a request for each unread version of its senders, and those of
+    `published.places`.
+    """
+    if head.retired:
+        return ""
+    name = f"{head.app}/{head.stage}"
+    for source in users_inputs((head,)):
+        if reason := _offsets_apart(source, at.offsets):
+            return f"{name} has {reason}"
+    for channel, source in head.inputs.items():
+        if source.upstream and _has_unread(store, head.app, channel, source):
+            return f"{name} has still to read rows from {source.upstream}"
+    if head.event_time is not None and (reason := _rows_due(head.event_time, at.clock_ms)):
+        return f"{name} has {reason}"
+    for sink, place in published.places(store, head).items():
+        if rows := published.behind(head.sinks[sink], place):
+            return f"{name} has still to publish {rows:,} rows for its sink {sink!r}"
+    return ""
+
+
+def _offsets_apart(source: Input, at: Offsets) -> str:
+    """Return how far an input is from a position, as the rest of a sentence; empty if it is there."""
+    moves = [end - had for end, had in _pairs(source, at)]
+    if any(step < 0 for step in moves):
+        return f"read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
+    return f"still to read {sum(moves):,} offsets of {source.topic}" if any(moves) else ""
+
+
+def _rows_due(times: EventTime, clock_ms: int | None) -> str:
+    """Return which rows fell due since a clock time, or have not yet, as the rest of a sentence; empty for none."""
+    if not times.by_clock or clock_ms is None:
+        return "rows that are due" if times.owed else ""
+    if times.due_ms is not None and times.due_ms > clock_ms:
+        return "processed due rows since"
+    return "rows that are due" if times.next_due_ms is not None and times.next_due_ms <= clock_ms else ""
+
+
+def _pairs(source: Input, at: Offsets) -> Iterator[tuple[int, int]]:
+    """Yield the target offset and the actual offset of an input by partition."""
+    return zip_longest(at.get(source.topic, ()), source.offsets, fillvalue=0)
+
+
+def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
+    """Return True if unread versions of the sender contain rows, markers or another watermark."""
+    last_read = history.find(store, app, at.upstream, at.version) if at.version else None
+    watermark_ms = last_read.handed_on_ms if last_read is not None else at.watermark_ms
+    for version in history.after(store, app, at.upstream, at.version):
+        sent = version.outputs.get(channel)
+        if sent is not None and (sent.rows or sent.markers or version.handed_on_ms != watermark_ms):
+            return True
+        watermark_ms = version.handed_on_ms
+    return False
 
 
 class MovedOn(SlackwaterError):

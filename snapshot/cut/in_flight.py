@@ -198,7 +198,7 @@ def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
     return frozenset(awaited | (gap.markers - head.recorded.keys()))
 
 
-def forget(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
+def without_answers(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
     """Return the version without its answers to these snapshots."""
     gone = frozenset(snapshots)
     fields = ("recorded", "awaited", "captured")

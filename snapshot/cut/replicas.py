@@ -18,7 +18,7 @@ from ...store.versions.manifest import AppInfo
 from ...store.versions.notes import Notes
 from .stored import Captured
 
-State = Literal["copy", "recovered", "left"]
+ReplicaState = Literal["copy", "recovered", "left"]
 
 
 class Replica(Struct, frozen=True):
@@ -29,7 +29,7 @@ class Replica(Struct, frozen=True):
     """Store root of the original; if the app was left here, the root where it runs since."""
     created_ms: limits.TimeMs
     """Creation time of the app, which distinguishes it from another app of the same name."""
-    state: State = "copy"
+    state: ReplicaState = "copy"
     """`copy`: only `replicate` writes to it. `recovered`: it is the app now. `left`: fenced, runs under `root`."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """New names of users' topics since the recovery, by declared name."""
@@ -100,6 +100,7 @@ class ReplicaCut(Struct, frozen=True):
 
 
 CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda cut: cut.number, app=lambda cut: cut.app)
+"""Cuts by number. The replica is complete up to the `newest`."""
 PREFIX = "replica-"
 """Prefix of the names of snapshots that pin such cuts in the replica; the number follows."""
 
@@ -157,19 +158,11 @@ def root_id(root: str) -> str:
     return xxhash.xxh3_64_hexdigest(root.encode())
 
 
-def forget(store: ObjectStore, app: str, root: str) -> bool:
+def forget_replica(store: ObjectStore, app: str, root: str) -> bool:
     """Delete an app's record of its replica under a root; returns False if there was none. Two requests."""
     existed = REPLICAS.find(store, root_id(root), app) is not None
     REPLICAS.remove(store, root_id(root), app)
     return existed
-
-
-def newest_cut(store: ObjectStore, app: str) -> ReplicaCut | None:
-    """Return the cut up to which a replica is complete; None before the first. Raises `Corruption`.
-
-    Costs a listing, and a read.
-    """
-    return CUTS.newest(store, app)
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:

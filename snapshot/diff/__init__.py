@@ -3,4 +3,4 @@
 The cost follows what changed: rows of both moments, and versions that did not write the key, are not read.
 """
 
-__all__ = ["candidates", "key_changes", "key_history", "moments", "stored_rows", "versions"]
+__all__ = ["candidates", "key_changes", "key_history", "moments", "stored_rows"]

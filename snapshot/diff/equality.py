@@ -2,27 +2,74 @@
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
 they differ by less than 2^-42 of the largest number in their column (32-bit floats: 2^-18), or of the largest number
-known to have gone into them, if that is larger. All other types are compared exactly. NaN equals NaN, null equals
-null, and -0.0 equals 0.0.
+known to have gone into them, if that is larger. All other types are compared exactly, as DuckDB compares them. NaN
+equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
+import duckdb
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...store.read.duckdb_view import quoted
+from ...store.sst.arrow_types import showable
 from ...store.sst.hashing import digests
-from ..query.row_local import pairs
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 _BITS, _BITS_OF_32 = 42, 18
 TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-{_BITS_OF_32})"
 """Description of the float tolerance for messages."""
+
+
+def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """Return the rows that `ours` has more often than `theirs`, in any order: all of them if their columns differ."""
+    if not ours.num_columns or ours.schema.names != theirs.schema.names:
+        return ours
+    with duckdb.connect() as con:
+        con.register("ours", showable(ours))
+        con.register("theirs", showable(theirs))
+        return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
+
+
+def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the positions in `rows` of the rows in `wanted`, ascending. Only the columns of `wanted` are compared."""
+    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
+    with duckdb.connect() as con:
+        con.register("o", showable(wanted))
+        con.register("r", showable(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
+        positions = con.sql(
+            f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(positions["_place"].to_numpy(), np.int64)
+
+
+def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return pairs of equal rows of two tables, as their positions in each, ascending in `ours`.
+
+    Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
+    of `theirs` are compared.
+    """
+    names = [quoted(name) for name in theirs.column_names]
+    numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
+    tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
+    with duckdb.connect() as con:
+        for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
+            con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        matches = con.sql(
+            f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t "
+            f"ON {tests} ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(matches["mine"].to_numpy(), np.int64), np.asarray(matches["other"].to_numpy(), np.int64)
 
 
 def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
@@ -173,3 +220,78 @@ def _narrow(chosen: Flags, some: Flags) -> Flags:
     narrowed = chosen.copy()
     narrowed[np.flatnonzero(chosen)] = some
     return narrowed
+
+
+_VALUE = "value"
+
+
+@dataclass
+class _Group:
+    """Records that are equal except for their floats."""
+
+    places: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    """Row numbers on each side."""
+    floats: list[list[float]] = field(default_factory=list)
+    """Floats of each record: first those of one side, then of the other."""
+
+
+def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of each table that have no equal row in the other, by the rule of `equality`.
+
+    Both tables hold only rows that differ exactly. If the column `value` holds JSON on both sides, its content is
+    compared: fields in any order, floats within the tolerance.
+    """
+    if not ours.num_rows or not theirs.num_rows or ours.schema != theirs.schema:
+        return ours, theirs
+    if _VALUE in ours.column_names and pa.types.is_binary(ours.schema.field(_VALUE).type):
+        return _unequal_json(ours, theirs)
+    if not any(has_floats(kind) for kind in ours.schema.types):
+        return ours, theirs
+    unmatched = unlike(ours, theirs)
+    return ours.filter(pa.array(unmatched[0])), theirs.filter(pa.array(unmatched[1]))
+
+
+def _unequal_json(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
+    # By content without floats.
+    groups: defaultdict[bytes, _Group] = defaultdict(_Group)
+    sides = ours, theirs
+    for side, table in enumerate(sides):
+        for place, row in enumerate(table.to_pylist()):
+            content, floats = _split_floats(row)
+            groups[content].places[side].append(place)
+            groups[content].floats.append(floats)
+    unmatched = [np.ones(table.num_rows, bool) for table in sides]
+    for group in groups.values():
+        our_rows, their_rows = group.places
+        if not our_rows or not their_rows:
+            continue
+        columns = np.array(group.floats, np.float64).reshape(len(group.floats), -1).T
+        rows = pa.table([pa.array(column) for column in columns], names=[str(at) for at in range(len(columns))])
+        if not rows.num_columns:  # no floats: the records are equal but for the order of names
+            rows = pa.table({"nothing": pa.nulls(len(group.floats), pa.int8())})
+        unmatched[0][our_rows], unmatched[1][their_rows] = unlike(
+            rows.slice(0, len(our_rows)), rows.slice(len(our_rows))
+        )
+    return ours.filter(pa.array(unmatched[0])), theirs.filter(pa.array(unmatched[1]))
+
+
+def _split_floats(row: dict[str, object]) -> tuple[bytes, list[float]]:
+    """Return the record's content without its floats, and the floats in order.
+
+    A value that is not JSON is returned whole.
+    """
+    value, floats = row[_VALUE], list[float]()
+
+    def without_floats(node: object) -> object:
+        if isinstance(node, float) and math.isfinite(node):
+            floats.append(node)
+            return ...
+        if isinstance(node, dict):
+            return tuple((name, without_floats(node[name])) for name in sorted(node))
+        return [without_floats(item) for item in node] if isinstance(node, list) else node
+
+    try:
+        content = without_floats(msgspec.json.decode(value)) if isinstance(value, bytes) else value
+    except msgspec.DecodeError:
+        content = value
+    return repr((content, {name: row[name] for name in row if name != _VALUE})).encode(), floats

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.sst.arrow_types import python_rows
-from ...store.sst.showable import maps_as_lists
+from ...store.sst.arrow_types import maps_as_lists, python_rows
 from .equality import Flags, has_floats, near
 
 _PIECE = 10_000

@@ -6,7 +6,8 @@ repeats. Where no row of the key is stored, the search steps back through manife
 whose merge can have dropped a row of the key.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -17,15 +18,57 @@ from ...errors import NotFound
 from ...store.objects.counting import Reads
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.fetch import at_once
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
+from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import columns_of, owner
+from ...store.versions.side_tables import columns_of, owner, table_of
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
 from ..query.columns import parse_key
 from .stored_rows import StoredKey, StoredRow, identity
-from .versions import VersionList
+
+_AHEAD = 64
+"""Number of manifests read ahead."""
+
+
+class VersionList:
+    """Stored versions of a stage, ascending, by index from 0. Collected versions are left out.
+
+    With `table`, the manifests are those of that side table.
+    """
+
+    def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
+        self.numbers = history.versions(store, app, stage)
+        """Version numbers. One list request per 1,000."""
+        self.stage = stage
+        self._store, self._app, self._table = store, app, table or stage
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Manifest:
+        """Return the manifest at this index. Raises `NotFound` (collected meanwhile) and `Corruption`."""
+        return table_of(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
+
+    def from_number(self, number: int) -> int:
+        """Return the first index whose version is `number` or newer."""
+        return bisect_left(self.numbers, number)
+
+    def is_gap(self, index: int) -> bool:
+        """Return True if versions right before this index were collected."""
+        return index > 0 and self.numbers[index] > self.numbers[index - 1] + 1
+
+    def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
+        """Return the first index from `low` to `high` for which `holds` is true. It must stay true up to `high`."""
+        return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
+
+    def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
+        """Yield the version at `index` and all older ones, newest first, each with its index."""
+        for end in range(index + 1, 0, -_AHEAD):
+            indexes = range(max(end - _AHEAD, 0), end)
+            yield from reversed(list(zip(indexes, at_once().map(self.__getitem__, indexes), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,22 @@
-"""Difference between two moments, of one app or of two: table by table, key by key."""
+"""Difference between two moments, of one app or of two: table by table, key by key.
 
-from collections.abc import Iterator, Mapping
+Keys that an SQL query over the differences of a table returns are expected, and not reported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import NotFound
+from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.sst.arrow_types import to_arrow
+from ...store.read.duckdb_view import quoted
+from ...store.sst.arrow_types import showable, to_arrow
 from ...store.sst.hashing import SHARES, KeyShare
 from ...store.sst.schema import arrow_schema, shape
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
@@ -18,10 +24,10 @@ from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..query.columns import visible_schema
-from .candidates import changes_between
+from ..query.sql import empty_database, in_words, reading_statement, run_query
+from .candidates import Ancestry, ancestry, changes_between
 from .key_changes import KeyChanges
 from .stored_rows import TableSide
-from .versions import Ancestry, ancestry
 
 _COUNTED_BYTES = 1 << 20
 """Size up to which a table is read to count its rows."""
@@ -77,8 +83,7 @@ class TableDiff:
     def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
         """Return a copy with only the keys at these positions; `rows_in_both` is unchanged."""
         changes = self.changes.take(positions)
-        kinds = changes.kinds()
-        added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
+        added, removed, changed = _count_kinds(changes)
         columns = tuple(
             replace(column, differing=int(changes.differing[column.column].sum())) for column in self.columns
         )
@@ -184,59 +189,69 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
     return renamed
 
 
-def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
-    """Return the difference of a table between two sides. `ignore_new` ignores columns that only `after` has."""
-    # Column ids below `common_ids` mean the same on both sides; 0 if none does.
-    shared, is_one_app, common_ids = Ancestry(), False, 0
-    if before.manifest is not None and after.manifest is not None:
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """What two sides of a table have in common."""
+
+    shared: Ancestry
+    is_one_app: bool
+    common_ids: int
+    """First column id that may mean different columns on the two sides; 0 if no id means the same."""
+
+    @classmethod
+    def between(cls, before: TableSide, after: TableSide) -> "_Relation":
+        if before.manifest is None or after.manifest is None:
+            return cls(Ancestry(), False, 0)
         shared = ancestry((before.store, before.manifest), (after.store, after.manifest))
         is_one_app = before.manifest.app == after.manifest.app and before.store.url == after.store.url
-        common_ids = shared.next_id
-    tables = before.table, after.table
-    if is_one_app:
-        common_ids = max(table.next_id or len(table.columns) + 1 for table in tables)
-    had, has = (_value_columns(table, common_ids) for table in tables)
-    left_out = set[str]()
-    if ignore_new:
-        left_out = {column.name for number, column in has.items() if number not in had}
-        has = {number: column for number, column in has.items() if number in had}
-    unlike = tuple(
-        _declaration_differences(had, has, is_migrated=tables[0].schema != tables[1].schema, by_id=bool(common_ids))
-    )
-    # Columns of one name that each side added by itself: shared rows may differ in them, which no SST shows.
-    new_names = (
-        {column.name for id_, column in zip(table.ids, table.columns, strict=True) if id_ >= common_ids}
-        for table in tables
-    )
-    added_by_each = set.intersection(*new_names) if shared.seq else set[str]()
-    # A clone migrates independently. If only one side has migrated since the fork, its columns derive from the other's.
-    schemas = before.table.schema, after.table.schema
-    is_parent = bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
-    if schemas[0] != schemas[1] and (is_one_app or is_parent):
-        # Rows from before the migration can be read with the new columns, and so compared.
+        next_ids = (table.next_id or len(table.columns) + 1 for table in (before.table, after.table))
+        return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
+
+    def added_by_each(self, tables: Iterable[Table]) -> set[str]:
+        """Return columns of one name that each side added by itself: in them, even shared SSTs have different rows."""
+        if not self.shared.seq:
+            return set()
+        new_names = (
+            {column.name for id_, column in zip(table.ids, table.columns, strict=True) if id_ >= self.common_ids}
+            for table in tables
+        )
+        return set.intersection(*new_names)
+
+    def in_newest_columns(self, before: TableSide, after: TableSide) -> tuple[TableSide, TableSide]:
+        """Return the sides with the newer columns of both, if rows from before a migration can be read with these."""
+        # A clone migrates independently. If only one side has migrated since the fork, its columns derive from the
+        # other's.
+        tables, at_fork = (before.table, after.table), self.shared.table
+        schemas = [table.schema for table in tables]
+        is_parent = bool(self.shared.seq) and at_fork is not None and at_fork.schema in schemas
+        if schemas[0] == schemas[1] or not (self.is_one_app or is_parent):
+            return before, after
         newest = max(tables, key=lambda table: table.schema)
-        before, after = replace(before, table=newest), replace(after, table=newest)
+        return replace(before, table=newest), replace(after, table=newest)
+
+
+def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
+    """Return the difference of a table between two sides. `ignore_new` ignores columns that only `after` has."""
+    relation, tables = _Relation.between(before, after), (before.table, after.table)
+    had, has = (_value_columns(table, relation.common_ids) for table in tables)
+    left_out = relation.added_by_each(tables)
+    if ignore_new:
+        left_out |= {column.name for number, column in has.items() if number not in had}
+        has = {number: column for number, column in has.items() if number in had}
+    is_migrated = tables[0].schema != tables[1].schema
+    unlike = tuple(_declaration_differences(had, has, is_migrated=is_migrated, by_id=bool(relation.common_ids)))
+    before, after = relation.in_newest_columns(before, after)
     if arrow_schema(before.table.key) != arrow_schema(after.table.key):
-        was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
-        sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
-        nothing = np.zeros(0, np.bool_)
-        keys = arrow_schema(before.table.key).empty_table()
-        changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
-        return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
+        return _of_other_keys(name, before, after, unlike)
     columns_before, columns_after = visible_schema(before.table), visible_schema(after.table)
-    left_out |= {*before.key, *after.key, *added_by_each}
+    left_out |= {*before.key, *after.key}
     common = [field.name for field in columns_before if field in columns_after and field.name not in left_out]
     # Within one app, values are stored once. Two apps may have added floats in a different order.
-    compared = changes_between(before, after, shared, common, tolerant=not is_one_app)
+    compared = changes_between(before, after, relation.shared, common, tolerant=not relation.is_one_app)
     near = {column: int(flags.sum()) for column, flags in compared.near.items() if flags.any()}
     changes = compared.changed().in_order()
-    kinds = changes.kinds()
-    added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
-    about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
-    most_rows = sum(sst.rows - sst.tombstones for sst in before.ssts)
-    if before.share is not None:
-        most_rows = most_rows * before.share.parts // SHARES
-    num_before = most_rows if about else int((~before.hidden(before.newest(before.ssts, 0))).sum())
+    added, removed, changed = _count_kinds(changes)
+    num_before, about = _count_rows(before, is_changed=changed > 0)
     # At least the rows that differ, even if the estimate is smaller.
     in_both = max(num_before - removed, changed)
     columns = tuple(
@@ -244,6 +259,31 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
         for column, differs in changes.differing.items()
     )
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike, near)
+
+
+def _of_other_keys(name: str, before: TableSide, after: TableSide, unlike: tuple[str, ...]) -> TableDiff:
+    """Return the difference of a table whose key columns differ, so that no rows can be compared."""
+    was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
+    sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
+    nothing = np.zeros(0, np.bool_)
+    keys = arrow_schema(before.table.key).empty_table()
+    changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
+    return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
+
+
+def _count_kinds(changes: KeyChanges) -> tuple[int, int, int]:
+    """Return the number of added, removed and changed rows."""
+    kinds = changes.kinds()
+    added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
+    return added, removed, changed
+
+
+def _count_rows(side: TableSide, *, is_changed: bool) -> tuple[int, bool]:
+    """Return the number of rows of a side, and True if it is an estimate."""
+    if is_changed and sum(sst.bytes for sst in side.ssts) <= _COUNTED_BYTES:
+        return int((~side.hidden(side.newest(side.ssts, 0))).sum()), False
+    most_rows = sum(sst.rows - sst.tombstones for sst in side.ssts)
+    return (most_rows if side.share is None else most_rows * side.share.parts // SHARES), True
 
 
 def _declaration_differences(
@@ -276,3 +316,103 @@ def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
         (number, column) for number, column in numbered if column in table.values and not is_internal(column.name)
     )
     return {number if number < common_ids else column.name: column for number, column in values}
+
+
+def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
+    """Check that each query reads the differences of exactly one of these tables and returns its key columns.
+
+    Called before any difference exists. A table of None has columns that are not known yet; `without` checks queries
+    over such a table. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no such
+    column).
+    """
+    declared = {name: table for name, table in tables.items() if table is not None}
+    with closing(_database({name: _no_differences(table).flat() for name, table in declared.items()})) as con:
+        for sql in queries:
+            queried = _tables_read(sql, tables)
+            if len(queried) != 1:
+                reason = f"this one reads {' and '.join(queried)}" if queried else "this one reads none of them"
+                raise Usage(
+                    f"a query for expected differences must read exactly one table, of {', '.join(tables)}; {reason}",
+                    quoted=f"query: {sql.strip()}",
+                )
+            if (table := declared.get(queried[0])) is not None:
+                _expected_keys(con, queried[0], sql, [column.name for column in table.key])
+
+
+def without_all_expected(
+    diffs: tuple[TableDiff, ...], queries: Iterable[str]
+) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
+    """Return the differences without the keys that the queries return, and the errors of queries that failed.
+
+    A failed query, such as one over a dropped column, removes nothing.
+    """
+    wrong = []
+    for sql in queries:
+        try:
+            diffs = tuple(without_expected(table_diff, sql) for table_diff in diffs)
+        except SlackwaterError as error:
+            wrong.append(f"{error.sentence} ({sql.strip()})")
+    return diffs, tuple(wrong)
+
+
+def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
+    """Return the differences of a table without the keys that a query returns; unchanged if it reads another table.
+
+    The query reads the differences as a table of the same name: the key columns, `change` (added, removed or changed)
+    and each value column as `before_…` and `after_…`. Raises `Usage` (the query is wrong, or does not return the key),
+    `NotFound` (no such column) and `SlackwaterError` (the query failed).
+    """
+    if not _tables_read(sql, [table_diff.table]):
+        return table_diff
+    key = table_diff.changes.keys.column_names
+    # The position identifies a key of any type.
+    with closing(_database({table_diff.table: table_diff.changes.flat()})) as con:
+        con.register("_meant", _expected_keys(con, table_diff.table, sql, key))
+        con.register(
+            "_all",
+            showable(table_diff.changes.keys).append_column("_place", pa.array(np.arange(len(table_diff.changes)))),
+        )
+        same = " AND ".join(f"a.{quoted(name)} IS NOT DISTINCT FROM m.{quoted(name)}" for name in key)
+        unexpected = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
+    return table_diff.only(unexpected["_place"].to_numpy())
+
+
+def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
+    """Return an in-memory DuckDB connection with these tables and without access to files or the network."""
+    con = empty_database()
+    for name, rows in tables.items():
+        con.register(name, showable(rows))
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    return con
+
+
+def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
+    """Return those of the tables that a SELECT statement reads."""
+    # DuckDB lists only tables that the connection does not have.
+    with closing(_database({})) as con:
+        try:
+            named = {name.casefold() for name in con.get_table_names(reading_statement(con, sql, hint=""))}
+        except duckdb.Error as error:
+            raise in_words(con, sql, error) from error
+    return [name for name in tables if name.casefold() in named]
+
+
+def _expected_keys(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: list[str]) -> pa.Table:
+    """Run the query and return its key columns. Raises `Usage` if one is missing."""
+    rows = run_query(con, sql, hint="")
+    if missing := [name for name in key if name not in rows.column_names]:
+        raise Usage(
+            f"a query for expected differences of {table} must return its key: {', '.join(missing)} is not among the "
+            "columns of this query",
+            quoted=f"query: {sql.strip()}",
+        )
+    return rows.select(key)
+
+
+def _no_differences(table: Table) -> KeyChanges:
+    """Return an empty `KeyChanges` with the columns of a table."""
+    keys = arrow_schema(table.key).empty_table()
+    values = visible_schema(table).empty_table().drop_columns(keys.column_names)
+    nothing = np.zeros(0, np.bool_)
+    return KeyChanges.between(keys, values, values, nothing, nothing)

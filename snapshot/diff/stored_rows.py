@@ -21,9 +21,8 @@ from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.remote_sst import SMALL_BYTES, Part, RangedSst
 from ...store.sst.arrow_types import python_rows
-from ...store.sst.expiry import expired
 from ...store.sst.hashing import KeyShare, same_keys, sort_keys
-from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema
+from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired
 from ...store.sst.sorted_runs import overlapping
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema

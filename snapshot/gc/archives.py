@@ -4,7 +4,6 @@ Records are deleted object by object, so some are kept a little longer. Replaced
 a reader may still be using them.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...common import instants
@@ -15,7 +14,8 @@ from ...store.objects.many import do_all
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import keys
 from . import census
-from .retention import Retention
+from .inventory import total_bytes
+from .reachable import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,7 @@ class ArchivePlan:
     @property
     def goes(self) -> frozenset[str]:
         """Objects past their retention."""
-        return frozenset(
-            {archived.object for archived in self.head.objects} - {archived.object for archived in self.then.objects}
-        )
+        return _named_objects(self.head) - _named_objects(self.then)
 
 
 def plan_archives(
@@ -95,7 +93,7 @@ def collect_archive(
         remaining_index.life,
         records,
         len(goes),
-        _bytes(goes),
+        total_bytes(goes),
         remaining_index.rows,
         len(remaining_index.objects),
         remaining_index.bytes,
@@ -109,10 +107,6 @@ def _named_objects(archive: ArchiveIndex) -> frozenset[str]:
 def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
     objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
-
-
-def _bytes(infos: Iterable[ObjectInfo]) -> int:
-    return sum(info.size_bytes for info in infos)
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:

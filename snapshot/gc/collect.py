@@ -13,7 +13,7 @@ commit. None of these are deleted. The next collection finds the leftovers of a 
 concurrent collections, one fails to write its boundary; it has only deleted what an earlier final boundary released.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
@@ -27,9 +27,8 @@ from ..take.audit_log import record
 from ..under_way.exclusion import Intent, check_exclusion
 from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
-from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, unnamed_records
-from .reachable import Absent, Reachable, reachable
-from .retention import Retention
+from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, total_bytes, unnamed_records
+from .reachable import Absent, Reachable, Retention, reachable
 
 MARGIN_MS = MIN_AGE_MS
 """Default age at which unnamed objects are deleted, by storage's clock.
@@ -121,29 +120,8 @@ def collect(
     inventory = take_inventory(store, app, dry_run=dry_run)
     damaged: dict[str, Corruption] = {}
     planned = plan_archives(store, app, retention, inventory.state.now_ms, damaged)
-    names: set[str] = set()
-    try:
-        plan = reachable(inventory.state, retention, inventory.read)
-        _read_names(inventory, names, plan)
-        if not dry_run:
-            plan = _finalise(inventory, names, plan, retention, by)
-    except Corruption:
-        finals = [boundary for boundary in horizon.all_of(store, app) if boundary.final]
-        if finals and finals[-1] != inventory.state.last:
-            # Another collection has made a boundary final since the inventory, so the version is not missing.
-            raise horizon.overtaken(app) from None
-        raise
-    deleted: dict[str, tuple[_Infos, _Infos]] = {}
-    for stage, infos in inventory.ssts.items():
-        stays = set(plan.versions(stage)) if stage in plan.wholes else set()
-        head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
-        listed = inventory.manifests.get(stage, {}).items()
-        versions = tuple(info for version, info in listed if version <= head and version not in stays)
-        orphan_ms = last_commit_ms(inventory, stage) - margin_ms
-        deleted[stage] = (
-            versions,
-            tuple(info for info in infos if info.key not in names and info.modified_ms <= orphan_ms),
-        )
+    plan, names = _plan(inventory, retention, by, dry_run=dry_run)
+    deleted = {stage: _unreachable(inventory, plan, names, stage, margin_ms) for stage in inventory.ssts}
     records = tuple(unnamed_records(inventory, margin_ms))
     old_ms = inventory.state.now_ms - margin_ms
     leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
@@ -166,7 +144,7 @@ def collect(
     stages = tuple(
         _count_stage(inventory, plan, names, stage, *deleted[stage]) for stage in sorted(inventory.state.stages)
     )
-    counts = len(records), _bytes(records), len(writes)
+    counts = len(records), total_bytes(records), len(writes)
     not_read = tuple(f"{error.message}; {error.hint}" for error in damaged.values())
     done = Collected(app, dry_run, retention, stages, *counts, plan.absent, tuple(archives), not_read)
     if not dry_run:
@@ -176,6 +154,34 @@ def collect(
         record(store, app, "gc", detail, by)
         note_end(store, app)
     return done
+
+
+def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool) -> tuple[Reachable, set[str]]:
+    """Return what must be kept, and the SSTs that it names. Unless in a dry run, the plan's boundary is final."""
+    names: set[str] = set()
+    try:
+        plan = reachable(inventory.state, retention, inventory.read)
+        _read_names(inventory, names, plan)
+        return plan if dry_run else _finalise(inventory, names, plan, retention, by), names
+    except Corruption:
+        finals = [boundary for boundary in horizon.all_of(inventory.store, inventory.app) if boundary.final]
+        if finals and finals[-1] != inventory.state.last:
+            # Another collection has made a boundary final since the inventory, so the version is not missing.
+            raise horizon.overtaken(inventory.app) from None
+        raise
+
+
+def _unreachable(
+    inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
+) -> tuple[_Infos, _Infos]:
+    """Return the manifests and the SSTs of a stage that are to be deleted."""
+    stays = set(plan.versions(stage)) if stage in plan.wholes else set()
+    head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
+    listed = inventory.manifests.get(stage, {}).items()
+    versions = tuple(info for version, info in listed if version <= head and version not in stays)
+    orphan_ms = last_commit_ms(inventory, stage) - margin_ms
+    orphans = (info for info in inventory.ssts[stage] if info.key not in names and info.modified_ms <= orphan_ms)
+    return versions, tuple(orphans)
 
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
@@ -218,18 +224,14 @@ def _count_stage(
         head=inventory.state.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
-        bytes=_bytes((*versions, *ssts)),
+        bytes=total_bytes((*versions, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
         kept_ssts=len(kept),
-        kept_bytes=_bytes(kept),
+        kept_bytes=total_bytes(kept),
         waiting_ssts=sum(1 for info in kept if info.key not in names),
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
-
-
-def _bytes(infos: Iterable[ObjectInfo]) -> int:
-    return sum(info.size_bytes for info in infos)
 
 
 _THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}

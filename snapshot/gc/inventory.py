@@ -27,7 +27,7 @@ from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
 from . import census
-from .retention import AppState, StageState
+from .reachable import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
 """Contents of the collection note at the start and at the end. The object's time says when, and its size which."""
@@ -225,3 +225,7 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
         idle = max(info.modified_ms for info in group) <= inventory.state.now_ms - margin_ms
         if idle and name not in requested:
             yield from (info for info in group if info.key not in named_keys)
+
+
+def total_bytes(infos: Iterable[ObjectInfo]) -> int:
+    return sum(info.size_bytes for info in infos)

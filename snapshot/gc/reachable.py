@@ -1,7 +1,9 @@
-"""Reachable versions of an app, and the reasons: the one function that decides what may be collected.
+"""Retention rules, and the versions that must be kept, with reasons: what decides what may be collected.
 
-Pure: takes the state of the app and a function that reads a version, and returns the versions to keep with reasons.
-For every stage it keeps
+Pure: takes the state of the app (stages, snapshots, earlier collections) and a function that reads a version. As in
+restic and borg, each rule keeps something, and what nothing keeps is deleted: all versions for a while, then one moment
+per hour, then one per day. A thinned history answers for every moment of its window with the state at the start of its
+hour (or day), or a later one. For every stage `reachable` keeps
 
 - a gapless history up to the head: versions that retention keeps, of the last hour, not yet read by a downstream stage,
   not yet published, or recorded by an open request for a snapshot;
@@ -15,18 +17,109 @@ between the consumed and the sent ones, and, up through all channels, the versio
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+from msgspec.structs import replace as with_fields
 
 from ...common import instants
+from ...common.durations import DAY_MS, HOUR_MS
+from ...common.validation import whole
 from ...errors import Corruption, NotFound
 from ...store.versions import history
-from ...store.versions.horizon import Boundary, KeptCut
+from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order, raise_senders
 from ..cut.stored import Snapshot
-from .retention import AppState, Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Rules for one app. A rule of None is not set; without any rule everything is kept.
+
+    Raises `Usage` (a rule is not a whole number, is negative, or keeps no version).
+    """
+
+    all_ms: int | None = None
+    """Age up to which every version is kept."""
+    versions: int | None = None
+    """Number of newest versions of each stage that are kept."""
+    hourly_ms: int | None = None
+    """Age up to which the state at the end of each hour (UTC) is kept."""
+    daily_ms: int | None = None
+    """Age up to which the state at the end of each day (UTC) is kept."""
+    input_ms: int | None = None
+    """Age since reading up to which input records are kept in the archive; None for no archive."""
+    input_topics: Mapping[str, int] = field(default_factory=dict)
+    """`input_ms` of single topics, by their names in Kafka. Other topics follow `input_ms`."""
+
+    def __post_init__(self) -> None:
+        for topic, value in self.input_topics.items():
+            whole(f"retention: input of {topic}", value, 1)
+        for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1), ("input_ms", 1)):
+            if (value := getattr(self, name)) is not None:
+                whole(f"retention: {name.removesuffix('_ms')}", value, least)
+
+    @property
+    def keeps_everything(self) -> bool:
+        """True if no rule for versions is set, so that the whole history is kept."""
+        return replace(self, input_ms=None, input_topics={}) == Retention()
+
+    def input_of(self, topic: str) -> int | None:
+        """Return how long records of a topic are kept in the archive, in ms; None if it is not archived."""
+        return self.input_topics.get(topic, self.input_ms)
+
+    @property
+    def archives(self) -> bool:
+        """True if any topic is archived."""
+        return self.input_ms is not None or bool(self.input_topics)
+
+    def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
+        """Return the ends of the hours and days to keep, up to `until_ms`, oldest first, each with its rule.
+
+        An end is the last millisecond of its hour or day. The hour or day in which a rule's window begins is included,
+        since it answers for the first moments of the window.
+        """
+        ends: dict[int, str] = {}
+        for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
+            if window_ms is not None:
+                begin = max(0, now_ms - window_ms) // period_ms * period_ms
+                ends |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
+        return tuple(sorted(ends.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """State of one stage."""
+
+    first: int
+    """First version of the gapless history."""
+    head: Manifest
+    young: int
+    """First version that is too young to be deleted; above the head if there is none."""
+    published: Mapping[str, int] = field(default_factory=dict)
+    """By sink: first version that is needed to publish it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """State of an app before a collection."""
+
+    now_ms: int
+    """Reference time of ages: storage's clock, or this machine's in a dry run."""
+    stages: Mapping[str, StageState]
+    """Stages that have a version."""
+    snapshots: tuple[Snapshot, ...] = ()
+    last: Boundary = NOTHING_COLLECTED
+    """Last final boundary. Versions that it released do not exist, even if something names them."""
+
+    def exists(self, stage: str, version: int) -> bool:
+        """Return True if the version is part of the history."""
+        if stage not in self.stages or version > self.stages[stage].head.version:
+            return False
+        if version >= self.stages[stage].first:
+            return True
+        return stage in self.last.first and self.last.allows(stage, version)
+
 
 Read = Callable[[str, int], Manifest]
 """Reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
@@ -284,7 +377,7 @@ def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
         if later and all(state.exists(*place) for place in later.items()):
             until_ms = min(read(*place).time_ms for place in later.items()) - 1
             if until_ms >= moment.time_ms and _cut_at(state, moment.time_ms, read) == moment.stages:
-                return replace(moment, until_ms=until_ms)
+                return with_fields(moment, until_ms=until_ms)
     except (Corruption, NotFound):
         pass  # not a version of the moment, and so not one that must be kept
     return moment

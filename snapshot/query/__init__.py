@@ -3,4 +3,4 @@
 Nothing here writes to the store.
 """
 
-__all__ = ["answers", "clauses", "columns", "export", "log", "moments", "row_local", "sql"]
+__all__ = ["answers", "clauses", "columns", "export", "log", "sql"]

@@ -27,8 +27,7 @@ from ...store.archive.reading import Archive, Archives
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import schema_of
-from ...store.sst.showable import showable
+from ...store.sst.arrow_types import schema_of, showable
 from ...store.versions import keys
 from ...store.versions.manifest import Input, Manifest
 from ...store.versions.side_tables import columns_of
@@ -39,9 +38,8 @@ from ..cut.moments import hint_of_missing
 from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
-from .clauses import InputOf, Statement, understand
+from .clauses import InputOf, Moments, OnMoment, Statement, understand
 from .hidden import Cover
-from .moments import Moments, OnMoment
 from .sql import Bounds, connect, cover_of, named_tables, names_channels, run_query
 
 if TYPE_CHECKING:
@@ -310,7 +308,7 @@ def _rows(
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables named in a statement that have values which SQL shows as different ones (`sst.showable`)."""
+    """Return the tables named in a statement whose values SQL shows as others (`arrow_types.showable`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())
@@ -320,7 +318,7 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     """Return rows as a DuckDB relation with its own connection, which is closed with the relation.
 
     SQL on the relation can neither read nor write files. Values that SQL cannot represent are converted
-    (`sst.showable`).
+    (`arrow_types.showable`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
     return con.from_arrow(showable(rows))

@@ -169,10 +169,10 @@ class Cover:
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return bytes decoded as text, like keys of records in tables; hexadecimal if they are not UTF-8."""
-    return pa.array([None if data is None else text_of(data) for data in column.to_pylist()], pa.string())
+    return pa.array([None if data is None else _utf8_or_hex(data) for data in column.to_pylist()], pa.string())
 
 
-def text_of(data: bytes) -> str:
+def _utf8_or_hex(data: bytes) -> str:
     """Return bytes decoded as text; hexadecimal if they are not UTF-8."""
     try:
         return data.decode()

@@ -133,14 +133,9 @@ def _entry(
     )
     earlier = history.before(store, manifest) if thinned is None else None
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
-    replayable = False if thinned else None
-    replaced: tuple[str, ...] = ()
+    replayable, replaced = False if thinned else None, tuple[str, ...]()
     if held_of is not None and windows:
-        remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
-        replayable = all(remaining[window.topic].has(window.partition, window.start) for window in windows)
-        replaced = tuple(topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
-    program, previous_program = manifest.program, earlier.program if earlier is not None else None
-    is_another = program is not None and previous_program is not None and program.checksum != previous_program.checksum
+        replayable, replaced = _remaining_input(manifest, windows, held_of)
     return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
@@ -160,20 +155,42 @@ def _entry(
         added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
         edited=manifest.edited.what if manifest.edited is not None else "",
-        deployed=str(program) if is_another and manifest.traits.claims else "",
+        deployed=_deployed(earlier, manifest),
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
-        reset=tuple(
-            f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
-            for _, source in sorted(manifest.inputs.items())
-            for reset in source.resets
-            if reset.version == manifest.version
-            # A recreated topic may have a different number of partitions.
-            for partition, (start, end) in enumerate(zip_longest(reset.starts, reset.ends))
-            if start != end
-        ),
+        reset=_resets(manifest),
         attached=batches_brought(manifest),
         replayable=replayable,
         replaced=replaced,
+    )
+
+
+def _remaining_input(
+    manifest: Manifest, windows: Sequence[Window], held_of: RemainingOf
+) -> tuple[bool, tuple[str, ...]]:
+    """Return True if all of a version's input still exists, and its topics that were deleted and recreated since."""
+    remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
+    replaced = (topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
+    return all(remaining[window.topic].has(window.partition, window.start) for window in windows), tuple(replaced)
+
+
+def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
+    """Return the program of a claim if the version before had another one; else empty."""
+    program, previous = manifest.program, earlier.program if earlier is not None else None
+    if not manifest.traits.claims or program is None or previous is None or program.checksum == previous.checksum:
+        return ""
+    return str(program)
+
+
+def _resets(manifest: Manifest) -> tuple[str, ...]:
+    """Return the offsets of partitions that this version has reset, as in `flights[0] 42 to 17`."""
+    return tuple(
+        f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
+        for _, source in sorted(manifest.inputs.items())
+        for reset in source.resets
+        if reset.version == manifest.version
+        # A recreated topic may have a different number of partitions.
+        for partition, (start, end) in enumerate(zip_longest(reset.starts, reset.ends))
+        if start != end
     )
 
 

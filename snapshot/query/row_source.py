@@ -155,30 +155,17 @@ def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
     extra = (name for name in dict.fromkeys(actual.names) if name not in declared.names)
     yield from (f"the table has no column {name!r}" for name in extra)
     for field in declared:
-        if actual.names.count(field.name) == 1 and not taken(actual.field(field.name).type, field.type):
+        if actual.names.count(field.name) == 1 and not is_convertible(actual.field(field.name).type, field.type):
             yield f"its column {field.name!r} is {actual.field(field.name).type}, but the table has {field.type}"
 
 
-def taken(actual: pa.DataType, declared: pa.DataType) -> bool:
+def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
     """Return True if values of one type are converted to another type where they fit."""
     of = pa.types
     if of.is_null(actual):
         return True
-    if of.is_struct(declared):
-        if not of.is_struct(actual) or [field.name for field in actual] != [field.name for field in declared]:
-            return False
-        return all(
-            taken(actual_field.type, declared_field.type)
-            for actual_field, declared_field in zip(actual, declared, strict=True)
-        )
-    if of.is_map(declared):
-        inner = (
-            ((actual.key_type, declared.key_type), (actual.item_type, declared.item_type)) if of.is_map(actual) else ()
-        )
-        return bool(inner) and all(taken(actual_type, declared_type) for actual_type, declared_type in inner)
-    if of.is_list(declared):
-        is_list = of.is_list(actual) or of.is_large_list(actual) or of.is_fixed_size_list(actual)
-        return is_list and taken(actual.value_type, declared.value_type)
+    if of.is_nested(declared):
+        return _is_nested_alike(actual, declared)
     if of.is_integer(declared) or of.is_floating(declared):
         return bool(of.is_integer(actual) or of.is_floating(actual) or of.is_decimal(actual))
     if of.is_decimal(declared):
@@ -190,3 +177,17 @@ def taken(actual: pa.DataType, declared: pa.DataType) -> bool:
         return from_arrow(actual) == from_arrow(declared)
     except Usage:
         return False
+
+
+def _is_nested_alike(actual: pa.DataType, declared: pa.DataType) -> bool:
+    """Return True if a type is nested as another one, with values that are converted to those of the other."""
+    of = pa.types
+    if of.is_struct(declared):
+        names = [field.name for field in declared]
+        is_alike = of.is_struct(actual) and [field.name for field in actual] == names
+        return is_alike and all(is_convertible(actual.field(name).type, declared.field(name).type) for name in names)
+    if of.is_map(declared):
+        is_alike = of.is_map(actual) and is_convertible(actual.key_type, declared.key_type)
+        return is_alike and is_convertible(actual.item_type, declared.item_type)
+    is_list = of.is_list(actual) or of.is_large_list(actual) or of.is_fixed_size_list(actual)
+    return is_list and is_convertible(actual.value_type, declared.value_type)

@@ -27,10 +27,9 @@ from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.stored import ADDRESS
-from .clauses import InputOf, Statement, Versions, bare, understand, words
+from .clauses import ClauseTable, InputOf, Statement, Versions, bare, understand, words
 from .columns import visible_schema
 from .hidden import Cover, is_behind
-from .moments import ClauseTable
 
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that looks them up."""
@@ -145,31 +144,24 @@ def connect(
     con = empty_database()
     cover = cover_of(con, bounds)
     try:
-        visible = {name: manifest for name, manifest in cut.tables.items() if bounds is None or bounds.allows(name)}
-        open_tables = {name: manifest for name, manifest in visible.items() if only is None or name in only}
+        declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
+        shown = {
+            name: table
+            for name, table in {**(empty or {}), **declared}.items()
+            if bounds is None or bounds.allows(name)
+        }
         files: set[Path] = set()
-        for name, manifest in open_tables.items():
-            files |= duckdb_view.register(
-                con, cover.behind(name), store, cache, manifest, clock_ms=cut.clock_ms(name), internal=name == whole
-            )
-        declared = {name: manifest.table for name, manifest in visible.items() if manifest.table is not None}
-        for name, table in {**(empty or {}), **declared}.items():
-            if bounds is None or bounds.allows(name):
-                if name not in open_tables:
-                    con.register(cover.behind(name), visible_schema(table).empty_table())
-                cover.put(quoted(name), cover.behind(name), order=[column.name for column in table.key])
+        for name, table in shown.items():
+            if name in declared and (only is None or name in only):
+                clock_ms, manifest = cut.clock_ms(name), cut.tables[name]
+                files |= duckdb_view.register(
+                    con, cover.behind(name), store, cache, manifest, clock_ms=clock_ms, internal=name == whole
+                )
+            else:
+                con.register(cover.behind(name), visible_schema(table).empty_table())
+            cover.put(quoted(name), cover.behind(name), order=[column.name for column in table.key])
         if channels is not None:
-            con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
-            for number, (name, rows) in enumerate(channels.items()):
-                con.register(cover.behind(f"_channel_{number}"), rows)
-                view = f"{SCHEMA_NAME}.{quoted(name)}"
-                con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(cover.behind(f'_channel_{number}'))}")
-                cover.put(view, cover.behind(f"_channel_{number}"), shown=PLACES)
-            # In a shell's quotes, a string is easier to write than a quoted name.
-            con.execute(
-                f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
-                f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
-            )
+            _register_channels(con, channels, cover)
         for clause_table in others:
             files |= register(con, store, cache, clause_table, cover)
         if bounds is not None:
@@ -185,6 +177,21 @@ def connect(
         con.close()
         raise
     return con
+
+
+def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: Cover) -> None:
+    """Create the views of the channels' in-flight records."""
+    con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
+    for number, (name, rows) in enumerate(channels.items()):
+        view, behind = f"{SCHEMA_NAME}.{quoted(name)}", cover.behind(f"_channel_{number}")
+        con.register(behind, rows)
+        con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(behind)}")
+        cover.put(view, behind, shown=PLACES)
+    # In a shell's quotes, a string is easier to write than a quoted name.
+    con.execute(
+        f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
+        f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
+    )
 
 
 def cover_of(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Cover:
@@ -227,7 +234,7 @@ def run_query(
     nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a bound
     was exceeded).
     """
-    statement = reading(con, sql, hint=hint)
+    statement = reading_statement(con, sql, hint=hint)
     try:
         if bounds is not None:
             return _bounded(con, statement, max_rows, bounds)
@@ -269,7 +276,7 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
         timer.cancel()
 
 
-def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:
+def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:
     """Return the text of the one statement in `sql`, without looking up tables.
 
     Raises `Usage` (the SQL is wrong, or does not only read).
@@ -287,7 +294,7 @@ def reading(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE)
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE runs the statement.
         explained, num_replaced = _EXPLAIN.subn("", bare(statements[0].query), count=1)
-        reading(con, explained if num_replaced else "", hint=hint)
+        reading_statement(con, explained if num_replaced else "", hint=hint)
     elif kind not in _READING:
         raise Usage(
             f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",

@@ -1,3 +1,3 @@
 """Status of an app: lag of its stages, which of them run, and costs."""
 
-__all__ = ["archives", "lag", "overview"]
+__all__ = ["cost", "overview"]

@@ -1,36 +1,193 @@
-"""Overview of an app from the newest versions of its stages alone, and its cost.
+"""Overview of an app from the newest versions of its stages alone: lags, tables, input archives, replicas.
 
-A few requests per stage; no state is read. The number of keys is therefore an upper bound.
-
-The cost is requests and bytes per hour, stored bytes, and the monthly price in S3. Each manifest has running totals, so
-the usage over a period is the difference of two manifests, found by a binary search over version numbers.
+A few requests per stage; no state is read. The number of keys is therefore an upper bound. The lag of a stage behind
+its inputs follows from manifests and the end offsets of topics.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-from msgspec.structs import astuple
+from functools import partial
 
 from ...common import instants
-from ...common.durations import HOUR_MS
 from ...errors import Corruption, Refused, SlackwaterError
-from ...store.objects.counting import Prices, Stats, monthly_cost
+from ...state.records import are_two, ranges, stretches, unread
+from ...store.archive import index
+from ...store.archive.extents import count
+from ...store.archive.index import ArchiveIndex
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
-from ...store.versions import apps, history, keys, published
+from ...store.versions import apps, history, published
 from ...store.versions.kinds import VersionKind
-from ...store.versions.manifest import Followed, Manifest, Origin, Table
-from ...store.versions.side_tables import all_ssts, rejected_of
+from ...store.versions.manifest import Followed, Input, Manifest, Origin, Table
+from ...store.versions.published import Place
+from ...store.versions.side_tables import rejected_of
 from ..cut import replicas
 from ..cut.graph import Cut, order
 from ..cut.lineage import rows_read
 from ..cut.moments import newest
-from ..cut.replicas import Replica, ReplicaLag, lags_of, newest_cut
+from ..cut.replicas import Replica, ReplicaLag, lags_of
 from ..cut.stored import open_requests
 from ..under_way import runners
-from .archives import ArchiveStatus, archives_of
-from .lag import EndsOf, InputLag, SinkLag, input_lag, sink_lags
+from .cost import recent
+
+EndsOf = Callable[[Input], tuple[int, ...] | None]
+"""Function from an input to the end offsets of its topic, by partition; None if unknown or if recreated."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLag:
+    """Lag of one input of a stage. None means unknown."""
+
+    name: str
+    """Declared name."""
+    topic: str
+    upstream: str
+    """Stage that writes the topic; empty for a user's topic."""
+    offsets: tuple[int, ...]
+    """Next offset to read, by partition."""
+    ends: tuple[int, ...] | None
+    """End offsets of the topic, by partition."""
+    lag: int | None
+    """Unread offsets, including transaction markers of a user's topic and snapshot markers of a repartition topic."""
+    records: int | None
+    """Unread rows of a repartition topic, None if the reader did not start at the beginning; for a user's topic the
+    same as `lag`, since only reading tells which offsets have a record.
+    """
+    versions: int | None
+    """Unread versions of the sender of a repartition topic, even if they sent nothing; 0 once all messages are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLag:
+    """Lag of one sink of a stage."""
+
+    name: str
+    """Declared name."""
+    topic: str
+    """Internal topic of the sink."""
+    place: int | None
+    """Version up to which the sink is published; None before the publisher's first start."""
+    rows: int
+    """Number of committed rows that are not published."""
+    versions: int
+    """Number of versions since the published one; 0 if they have no rows."""
+    sent: int = 0
+    """Number of rows that the stage has sent to the sink since it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLag:
+    """Lag of one stage, and whether it runs."""
+
+    app: str
+    stage: str
+    inputs: tuple[InputLag, ...]
+    running: bool | None
+    """True if a runner with a recent heartbeat runs the stage; None if unknown."""
+    sinks: tuple[SinkLag, ...] = ()
+    """Sinks that this run publishes."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of `records`: rows if all inputs are repartition topics, else offsets."""
+        return "row" if self.inputs and all(input_lag.upstream for input_lag in self.inputs) else "offset"
+
+    @property
+    def records(self) -> int | None:
+        """Unread records of all inputs; None if unknown for one of them."""
+        counts = [input_lag.records for input_lag in self.inputs]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+
+def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
+    """Return the lag of each sink of `head`. `places` has the progress of publishers, None before the first start."""
+    lags = []
+    for name, sink in head.sinks.items():
+        if name not in places:
+            continue  # it has no publisher
+        place = places[name]
+        rows = published.behind(sink, place)
+        version = place.version if place is not None else None
+        versions = head.version - (version or sink.since) if rows else 0
+        lags.append(SinkLag(name, sink.topic, version, rows, versions, sink.sent))
+    return tuple(lags)
+
+
+def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> InputLag:
+    """Return the lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
+
+    The lag of a retired stage is unknown, since it reads nothing any more.
+    """
+    source = head.inputs[name]
+    lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
+    sender = heads.get(source.upstream)
+    output = sender.outputs.get(name) if sender is not None else None
+    ends = output.ends if output is not None else None if source.upstream or head.retired else ends_of(source)
+    if head.retired or ends is None:
+        return lag(None, None, None, None)
+    messages = sum(unread_range.last - unread_range.first for unread_range in ranges(source.offsets, ends))
+    if sender is None or output is None:
+        return lag(ends, messages, messages, None)
+    if messages == 0:
+        # Unread versions sent nothing here: claims, compactions, batches whose rows went to other channels.
+        return lag(ends, 0, 0, 0)
+    rows = unread(output, source)
+    return lag(ends, messages, None if rows is None else max(0, rows), max(0, sender.version - source.version))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStatus:
+    """Status of the archive of a topic."""
+
+    topic: str
+    life: int
+    """Number of the topic of that name: more than 1 if the topic was deleted and recreated."""
+    records: int
+    objects: int
+    bytes: int
+    since_ms: int
+    """Time of the earliest record, in ms since 1970; 0 for none."""
+    behind: int
+    """Number of offsets that were read after the end of the archive and are not archived yet."""
+    gaps: tuple[str, ...]
+    """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading one raises an error."""
+    holds: tuple[str, ...]
+    """Ranges of offsets in the archive, in the same form."""
+
+
+def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
+    """Return the status of an archive, by its index and by the inputs of these stages."""
+    inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
+    same_topic = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
+    missing = archive.owes(read for at in same_topic for read in stretches(None, at, former=False))
+    last = {extent.partition: extent.end for extent in archive.covered}
+    behind = count(extent for extent in missing if extent.first >= last.get(extent.partition, 0))
+    return ArchiveStatus(
+        archive.topic,
+        archive.life,
+        archive.rows,
+        len(archive.objects),
+        archive.bytes,
+        min((archived.time_min_ms for archived in archive.objects), default=0),
+        behind,
+        tuple(map(str, archive.gaps)),
+        tuple(map(str, archive.covered)),
+    )
+
+
+def archives_of(
+    store: ObjectStore, app: str, heads: Iterable[Manifest], damaged: dict[str, Corruption] | None = None
+) -> tuple[ArchiveStatus, ...]:
+    """Return the status of each archive of an app. `heads` are the newest versions of its stages.
+
+    One list request, and one more with a read for each archive. Raises `Corruption` unless `damaged` collects it.
+    """
+    manifests = tuple(heads)
+    newest = index.topics(store, app)
+    archives = index.all_of(store, app, damaged)
+    return tuple(status_of(archive, manifests if archive.life == newest[archive.topic] else ()) for archive in archives)
+
 
 _RECENT = 100
 """Number of versions that the figures of a table cover."""
@@ -167,7 +324,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     with _noted(damaged, f"{app}: progress of its replicas is unknown"):
         replica = replicas.find(store, app)
         if replica is not None and replica.state == "copy":
-            cut = newest_cut(store, app)
+            cut = replicas.CUTS.newest(store, app)
             complete_ms = cut.seen_ms if cut is not None else 0
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
@@ -279,125 +436,3 @@ def _figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-@dataclass(frozen=True, slots=True)
-class StageUsage:
-    """Usage of one stage, and its stored bytes. SSTs of the app that this one is a clone of are not counted."""
-
-    head: Manifest
-    versions: int
-    """Number of versions in the period; 0 if none was committed."""
-    taken: Stats
-    """Requests, bytes and time of these versions."""
-    table_bytes: int
-    """Size of the SSTs of the newest version."""
-    sst_bytes: int
-    """Size of all SSTs of the gapless history: those of its first version, and every one written since."""
-    stored_bytes: int
-    """Size of all stored objects: `sst_bytes`, plus manifests and everything else written since, including orphans."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageCost:
-    """Cost of one stage, or the total. Requests and bytes are per hour of running."""
-
-    stage: str
-    versions: int
-    """Number of newest versions that are counted."""
-    counted_ms: int
-    """Time that these versions cover; 0 if none was committed lately, and then all rates are 0."""
-    gets: int
-    puts: int
-    lists: int
-    deletes: int
-    bytes_read: int
-    bytes_written: int
-    table_bytes: int
-    """Size of the SSTs of the newest version."""
-    sst_bytes: int
-    """Size of the SSTs of all versions of the gapless history."""
-    stored_bytes: int
-    """Billed bytes: SSTs, manifests and everything else written meanwhile."""
-    requests_cost: float
-    """Cost of the requests per month; the other costs are per month as well."""
-    traffic_cost: float
-    storage_cost: float
-    monthly_cost: float
-    """Sum of the three costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppCost:
-    """Cost of one app."""
-
-    app: str
-    since_ms: int
-    prices: Prices
-    stages: tuple[StageCost, ...]
-    """Stages, upstream first."""
-    total: StageCost
-
-
-def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
-    """Return the cost of an app, by the versions committed after `since_ms` and its stored bytes.
-
-    Raises `NotFound` (no such app).
-    """
-    apps.read_app(store, app)
-    names = history.list_stages(store, app)
-    usages = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
-    upstream_first = order({name: usage.head for name, usage in usages.items()})
-    stages = tuple(_stage(name, usages[name], prices) for name in upstream_first)
-    total = (sum(getattr(stage, name) for stage in stages) for name in StageCost.__slots__ if name != "stage")
-    return AppCost(app, since_ms, prices, stages, StageCost("total", *total))
-
-
-def _stage(name: str, usage: StageUsage, prices: Prices) -> StageCost:
-    rate = hourly(usage.taken) or Stats()
-    cost = monthly_cost(rate, usage.stored_bytes, prices)
-    rates = (rate.gets, rate.puts, rate.lists, rate.deletes, rate.bytes_read, rate.bytes_written)
-    stored = (usage.table_bytes, usage.sst_bytes, usage.stored_bytes)
-    money = (cost.requests, cost.traffic, cost.storage, cost.total)
-    return StageCost(name, usage.versions, usage.taken.ms, *rates, *stored, *money)
-
-
-def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
-    """Return the usage of a stage by versions committed after `since_ms`; None if it has no version.
-
-    A version covers the time since the previous one, so the first may begin before `since_ms`. Takes the requests of
-    `history.latest_at` and `history.first_version`, and a read.
-    """
-    head = history.head(store, app, stage)
-    if head is None:
-        return None
-    number = history.first_version(store, app, stage)
-    first = history.find(store, app, stage, number) or head
-    base = history.latest_at(store, app, stage, since_ms) or first
-    began, now = first.totals or Stats(), head.totals or Stats()
-    at_first, at_head, since_first = _sst_bytes(first), _sst_bytes(head), now - began
-    sst_bytes = max(at_head, at_first + since_first.flushed_bytes + since_first.compacted_bytes)
-    stored_bytes = max(sst_bytes, at_first + since_first.bytes_written)
-    usage = now - (base.totals or Stats())
-    return StageUsage(head, head.version - base.version, usage, at_head, sst_bytes, stored_bytes)
-
-
-def hourly(usage: Stats) -> Stats | None:
-    """Return the usage per hour of running; None if no time was counted."""
-    return Stats(*(round(number * HOUR_MS / usage.ms) for number in astuple(usage))) if usage.ms else None
-
-
-def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """Return the number of newest versions that are counted, and their usage. One request.
-
-    That is `versions`, or the whole history if fewer are left. Raises `Corruption` (the version before these is
-    unreadable) and `Unavailable`.
-    """
-    totals, base_version = head.totals or Stats(), head.version - versions
-    base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None
-    return (versions, totals - (base.totals or Stats())) if base is not None else (head.version, totals)
-
-
-def _sst_bytes(manifest: Manifest) -> int:
-    own = keys.ssts(manifest.app, manifest.stage)
-    return sum(sst.bytes for sst in all_ssts(manifest) if not sst.root and sst.object.startswith(own))

@@ -3,4 +3,4 @@
 Also the audit log of operations. Kafka is reached through small Protocols, and Spark not at all.
 """
 
-__all__ = ["audit_log", "capture", "remove", "snapshots", "taking", "waiting"]
+__all__ = ["audit_log", "capture", "snapshots", "taking"]

@@ -101,7 +101,7 @@ def because(message: str) -> Iterator[None]:
 OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
 
 
-Versions = Mapping[str, tuple[int, int]]
+ChangedVersions = Mapping[str, tuple[int, int]]
 """Versions before and after an operation, by stage."""
 
 
@@ -111,7 +111,7 @@ def record(
     verb: str,
     detail: str,
     by: str,
-    versions: Versions | None = None,
+    versions: ChangedVersions | None = None,
     *,
     id_: str = "",
     message: str | None = None,
@@ -141,7 +141,7 @@ def record_once(
     verb: str,
     detail: str,
     by: str,
-    versions: Versions | None = None,
+    versions: ChangedVersions | None = None,
     *,
     since_ms: int,
     same: Callable[[str], bool] | None = None,

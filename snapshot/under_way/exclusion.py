@@ -1,17 +1,248 @@
-"""Mutual exclusion: one table of operations and things under way, with a rule in each cell.
+"""Things under way in an app, and what they exclude: one table of operations and things, with a rule in each cell.
 
-A verb calls `check_exclusion` before it changes anything. If other verbs must see its note, it calls again
-after writing the note: if two start at once, the later one sees the other. `check_exclusion` detects what
-refuses the operation, by `signs`, and raises the error of that cell. Verbs implement the other rules themselves.
+Each thing has its detector (by a note, a version, a heartbeat), with its message. A verb calls `check_exclusion` before
+it changes anything. If other verbs must see its note, it calls again after writing the note: if two start at once, the
+later one sees the other. `check_exclusion` detects what refuses the operation, and raises the error of that cell. Verbs
+implement the other rules themselves.
+
+A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its
+first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
+no additional SSTs of other apps, so reading the oldest remaining version suffices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from functools import cache
+from itertools import chain
+from typing import Final, NamedTuple
 
+from ...common import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
-from .signs import SIGNS, Sign, UnderWay
+from ...store.versions import apps, history
+from ...store.versions.forgotten import under_way as forgetting
+from ...store.versions.side_tables import all_ssts
+from ..cut import replicas
+from ..cut.migrations import MIGRATIONS, Migration
+from ..cut.moments import heads_of
+from ..cut.stored import Snapshot, list_snapshots, open_requests
+from .runners import EDITS, beats
+
+
+def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
+    """Yield the clones that use an app's files, each with its root.
+
+    Looks in the app's own root, and in those that its pins name. A promoted clone no longer counts once its
+    remaining versions share no SST. Raises `Refused` if a clone may exist under a root that is unreachable from here,
+    and `Unavailable` if a clone's store did not answer.
+    """
+    pins = _pins(store, app)
+    names = cache(lambda root: apps.called(store.at(root)))
+    pinned = (
+        (pin.clone, pin.clone_root)
+        for pin in pins
+        if clone_lives(store, pin) and not apps.name_in(names(pin.clone_root), pin.clone)
+    )
+    sharing = ((other, root) for root in _roots(pins) for other, objects in shared(store, app, root) if objects)
+    return chain(pinned, sharing)
+
+
+def being_made(store: ObjectStore, app: str) -> Iterator[str]:
+    """Yield the unfinished clones of an app, in its own root and in those that its pins name."""
+    for root in _roots(_pins(store, app)):
+        clone_store = store.at(root)
+        for name in apps.list_cloning(clone_store):
+            note = apps.find_cloning(clone_store, name)
+            origin = note.info.origin if note is not None and note.root in ("", store.url) else None
+            if origin is not None and origin.app == app:
+                yield name
+
+
+def _pins(store: ObjectStore, app: str) -> list[Snapshot]:
+    # A half-removed app without an identity has no valid snapshots.
+    snapshots = list_snapshots(store, app) if apps.find_app(store, app) is not None else ()
+    return [snapshot for snapshot in snapshots if snapshot.kind == "clone"]
+
+
+def _roots(pins: list[Snapshot]) -> list[str]:
+    return sorted({"", *(pin.clone_root for pin in pins)})
+
+
+def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Return True if the app for which a snapshot was pinned exists, or is being created.
+
+    Raises `Refused` if its store is unreachable from here.
+    """
+    elsewhere = snapshot.clone_root not in ("", store.url)
+    target = store.at(snapshot.clone_root)
+    if (note := apps.find_cloning(target, snapshot.clone)) is not None:
+        origin = note.info.origin
+        return origin is not None and (origin.app, note.snapshot) == (snapshot.app, snapshot.name)
+    info = apps.find_app(target, snapshot.clone)
+    if info is None:
+        # An unmounted disk, or one of another machine, looks like an empty store.
+        if elsewhere and next(iter(target.list_folders("")), None) is None:
+            raise Refused(
+                f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
+                f"under {snapshot.clone_root}, which cannot be read from here: the clone may still exist",
+                hint=f"run this where {snapshot.clone_root} can be read; or, if the clone is gone, remove its "
+                f"snapshot: slackwater snapshot rm {snapshot.app} {snapshot.name} --force",
+            )
+        return False
+    origin = info.origin
+    return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
+
+
+def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the other apps under a root (empty: the app's own), each with the SSTs of this app that it names."""
+    other_store = store.at(root)
+    roots = {"", store.url} if other_store is store else {store.url}
+    for other in apps.list_apps(other_store):
+        if other_store is store and other == app:
+            continue
+        sst_keys: set[str] = set()
+        for stage in history.list_stages(other_store, other):
+            for version in history.versions(other_store, other, stage)[:1]:
+                ssts = all_ssts(history.read(other_store, other, stage, version))
+                sst_keys |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
+        yield other, frozenset(sst_keys)
+
+
+def under(root: str) -> str:
+    """Return the root of an app as a suffix for messages; empty for the same root."""
+    return f" under {root}" if root else ""
+
+
+class UnderWay(Enum):
+    """Thing under way in an app, or state of the app meanwhile."""
+
+    REMOVAL = "it is being removed"
+    MAKING = "it is a clone, or an adoption, that is not whole yet"
+    COPY = "it is a replica"
+    LEFT = "it was recovered elsewhere"
+    RUNNER = "a runner has it"
+    SNAPSHOT = "a snapshot was asked for and is not complete"
+    EDIT = "an edit was asked for and is not done"
+    FORGETTING = "keys are being forgotten"
+    CHANGE = "a migration, rewind or reset is not done in all stages"
+    PROMOTION = "a promotion is prepared and not decided"
+    CLONING = "a clone of it is being made"
+    CLONES = "clones share its SSTs"
+    RECOVERY = "it is being made of its replica"
+
+
+class Sign(NamedTuple):
+    """Detected thing under way."""
+
+    under_way: UnderWay
+    fact: str
+    """Sentence that says what is under way, by whom, since when."""
+    hint: str
+    """Next step for the refused operation."""
+
+
+def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
+    replica = replicas.find(store, app)
+    if replica is None or replica.state == "recovered":
+        return None
+    label = f"{app} under {store.url}"
+    if replica.state == "left":
+        fact = f"{label} was recovered elsewhere by {replica.by}, and now runs under {replica.root}"
+        return Sign(UnderWay.LEFT, fact, f"use --store {replica.root}")
+    hint = f"use --store {replica.root}; or, if that store is lost: slackwater recover {app} --from {store.url}"
+    return Sign(UnderWay.COPY, f"{label} is a replica of {replica.root}", hint)
+
+
+def _runner(store: ObjectStore, app: str) -> Sign | None:
+    for beat in beats(store, app, instants.now_ms()):
+        fact = f"{', '.join(sorted(beat.stages))} of {app} run on {beat.by}"
+        return Sign(UnderWay.RUNNER, fact, "stop that runner first, or add --fence, which stops it within seconds")
+    return None
+
+
+def _snapshot(store: ObjectStore, app: str) -> Sign | None:
+    for open_request in open_requests(store, app):
+        fact = f"snapshot {open_request.name!r} of {app} is under way, requested by {open_request.by}"
+        hint = f"wait until it is complete, or withdraw it: slackwater snapshot rm {app} {open_request.name}"
+        return Sign(UnderWay.SNAPSHOT, fact, hint)
+    return None
+
+
+def _edit(store: ObjectStore, app: str) -> Sign | None:
+    for open_request in EDITS.all(store, app):
+        fact = f"an edit of {app} is under way, requested by {open_request.edit.by}"
+        return Sign(UnderWay.EDIT, fact, "wait for it; repeating the same `slackwater edit` finishes it")
+    return None
+
+
+def _forgetting(store: ObjectStore, app: str) -> Sign | None:
+    if (note := forgetting(store, app)) is None:
+        return None
+    hint = (
+        "wait until it is done; if it was interrupted, `slackwater forget` with the same keys finishes it, and "
+        f"`slackwater forget {note.of} --give-up` abandons it if the keys are lost"
+    )
+    return Sign(
+        UnderWay.FORGETTING, f"{note.by} has been forgetting keys of {note.of} since {instants.iso(note.time_ms)}", hint
+    )
+
+
+def _change(store: ObjectStore, app: str) -> Sign | None:
+    if (last := MIGRATIONS.newest(store, app)) is None:
+        return None
+    missing = last.behind(heads_of(store, app, history.list_stages(store, app)))
+    return half_done(last, missing) if missing else None
+
+
+def half_done(change: Migration, missing: Sequence[str]) -> Sign:
+    """Return the sign of a change that some stages have not applied."""
+    fact = f"{change.what} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
+    return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
+
+
+def _cloning(store: ObjectStore, app: str) -> Sign | None:
+    for name in being_made(store, app):
+        hint = f"wait for it, or repeat the command if it was interrupted; `slackwater app rm {name}` abandons it"
+        return Sign(UnderWay.CLONING, f"a clone of {app}, {name}, is being made", hint)
+    return None
+
+
+def _clones(store: ObjectStore, app: str) -> Sign | None:
+    for clone, root in living(store, app):
+        first = f"remove {clone} first"
+        if name := apps.name_of(store.at(root), clone):
+            first = f"let {name} stop sharing files: slackwater compact {name} --full, then gc"
+        fact = f"app {clone!r}{under(root)} is a clone that still uses files of {app}"
+        hint = f"{first}; `slackwater app rm {app} --force` removes {app} anyway, and damages {clone}"
+        return Sign(UnderWay.CLONES, fact, hint)
+    return None
+
+
+def _recovery(store: ObjectStore, app: str) -> Sign | None:
+    recovery = replicas.find_recovery(store, app)
+    copy = replicas.find(store, app) if recovery is not None else None
+    if recovery is None or copy is None or copy.state != "copy":
+        return None
+    fact = f"{app} is being recovered from {store.url} by {recovery.by}, since {instants.when(recovery.time_ms)}"
+    return Sign(UnderWay.RECOVERY, fact, "wait until the recovery is done")
+
+
+SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
+    UnderWay.COPY: _elsewhere,
+    UnderWay.LEFT: _elsewhere,
+    UnderWay.RUNNER: _runner,
+    UnderWay.SNAPSHOT: _snapshot,
+    UnderWay.EDIT: _edit,
+    UnderWay.FORGETTING: _forgetting,
+    UnderWay.CHANGE: _change,
+    UnderWay.CLONING: _cloning,
+    UnderWay.CLONES: _clones,
+    UnderWay.RECOVERY: _recovery,
+}
+"""Detector of each thing, in the order in which `check_exclusion` calls them.
+
+Listing stages detects removal and creation; promoting detects a promotion.
+"""
 
 
 class Intent(Enum):

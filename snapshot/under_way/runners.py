@@ -1,22 +1,26 @@
-"""Heartbeats of runners: which stages of an app have a live runner.
+"""Notes between the runners of an app and the operations on it: heartbeats, holds, and requests to edit rows.
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
-shows that the runner is gone.
+shows that the runner is gone. A hold keeps runners at some offsets as long as it is renewed. A runner does a requested
+edit between two batches, so that no batch uses outdated rows; without a live runner, the verb does it. Each edit is
+done once, since its version has the request's id.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import keys, limits
-from ...store.versions.manifest import Manifest
+from ...store.versions import history, keys, limits, notes
+from ...store.versions.manifest import Edit, Manifest
 from ...store.versions.notes import Notes
+from ..cut.stored import notify
 
 BEAT_S = 15.0
 """Seconds between two heartbeats of a runner."""
@@ -117,3 +121,94 @@ def sweep(store: ObjectStore, app: str, writer: str) -> None:
     listed, own = RUNNERS.listed(store, app), keys.note(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
     RUNNERS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)
+
+
+HOLD_RENEW_S = 2.0
+"""Interval at which the holder renews a hold."""
+HOLD_LAPSE_S = 15.0
+"""Age after which runners ignore a hold, because its holder has died."""
+
+
+class Hold(Struct, frozen=True):
+    """Hold of an app: reason and offsets."""
+
+    app: limits.Name
+    name: limits.Name
+    """Name to be handed over."""
+    to: limits.Name
+    """App that will get the name."""
+    by: limits.Line
+    renewed: limits.Count
+    """Number that changes with each renewal."""
+    until: dict[limits.Topic, limits.Offsets]
+    """End offsets by users' topic; runners read nothing from partitions that are not listed."""
+    clock_ms: limits.SpanMs | None
+    """Clock time up to which rows may fall due; None for now."""
+
+
+def find_hold(store: ObjectStore, app: str) -> Hold | None:
+    """Return the app's hold, or None. One request."""
+    return notes.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
+
+
+def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
+    """Write holds. With `tell`, runners are notified to look at once."""
+    for app_hold in holds:
+        notes.put(store, keys.hold(app_hold.app), app_hold)
+        if tell:
+            notify(store, app_hold.app)
+
+
+def release_holds(store: ObjectStore, apps: Iterable[str]) -> None:
+    """Delete the holds of these apps, and notify their runners."""
+    for app in apps:
+        store.delete(keys.hold(app))
+        notify(store, app)
+
+
+class EditRequest(Struct, frozen=True):
+    """Request to edit rows of one table."""
+
+    edit: Edit
+    stage: limits.Name
+    since: limits.Seq
+    """Newest version of the stage at the time of the request."""
+    created_ms: limits.TimeMs
+    sql: limits.Text = ""
+    """SQL statement; empty if rows are given."""
+    rows: Annotated[str, Meta(max_length=64)] = ""
+    """Checksum of the rows to put into the table, stored as an Arrow stream beside the request; or empty."""
+    error: limits.Text = ""
+    """Reason why the edit failed; empty unless it was tried."""
+
+    @property
+    def id(self) -> str:
+        return self.edit.id
+
+    def is_like(self, other: "EditRequest") -> bool:
+        """Return True if both requests are for the same edit by the same person."""
+        own_fields, other_fields = (
+            (compared.stage, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
+        )
+        return own_fields == other_fields
+
+
+EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
+"""Open requests, oldest first."""
+
+
+def edit_done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
+    """Return the version with the requested edit, up to `head`; None for none. One request for each version since."""
+    for version in history.backwards(store, head):
+        if version.version <= request.since:
+            return None
+        if version.edited is not None and version.edited.id == request.id:
+            return version
+    return None
+
+
+def withdraw_edit(store: ObjectStore, app: str, request: EditRequest) -> None:
+    """Delete a request and its rows. Two requests."""
+    if request.rows:
+        store.delete(keys.edit_rows(app, request.id))
+    EDITS.remove(store, request.id, app)

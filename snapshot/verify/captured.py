@@ -1,4 +1,4 @@
-"""In-flight records of each channel by the manifests, and checks of a snapshot's records and markers against them."""
+"""Records in flight in a cut by its manifests, and checks of its snapshot's records, markers and topics."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption, NotFound, Refused, Unavailable
+from ...errors import Corruption, NotFound, Refused, SlackwaterError, Unavailable
+from ...state.records import TopicState, are_two, why_another
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ..cut import replicas
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, channel_state
 from ..cut.kafka_topics import Topics
@@ -236,3 +239,60 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
             if marker_id != snapshot.id:
                 actual = f"the marker of {marker_id}" if marker_id else "no marker"
                 yield Verified("markers", address, (f"{address} holds {actual}; expected that of {snapshot.id}",), 0)
+
+
+TOPICS_SAY = "to check that topics were not recreated"
+"""Reason for connecting to Kafka, for messages."""
+_Place = tuple[str, str]
+"""Verb ("read" or "wrote") and topic."""
+
+
+def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[str]) -> Iterator[Verified]:
+    """Check that each topic that stages of the cut read or wrote is still the same topic.
+
+    A topic that was recreated, and that the newest version uses, is no difference: only its former records cannot be
+    read again. That is added to `not_looked`, and so is the reason why Kafka could not be asked.
+    """
+    if (replica := replicas.find(store, cut.app)) is not None and replica.state == "copy":
+        return  # its topics are in another Kafka
+    states: dict[str, TopicState | None] = {}
+    for stage, manifest in sorted(cut.stages.items()):
+        for (verb, topic), (expected_id, offsets) in _topics(manifest).items():
+            try:
+                if topic not in states:
+                    states[topic] = kafka.state(topic)
+            except SlackwaterError as error:
+                if any(topic_id for other in cut.stages.values() for topic_id, _ in _topics(other).values()):
+                    reason = error.message
+                    not_looked.append(f"topics were not checked for being recreated: {reason}")
+                return
+            current, version = states[topic], f"{stage}@v{manifest.version}"
+            if current is None:
+                yield Verified("topics", topic, (f"{version} {verb} topic {topic!r}, which no longer exists",))
+                continue
+            reason = why_another(topic, expected_id, offsets, current)
+            if reason and _head_uses(store, cut, stage, (verb, topic), current):
+                not_looked.append(f"what {version} {verb} cannot be read again: {reason}")
+                reason = ""
+            yield Verified(
+                "topics", topic, (f"{version} {verb} another topic than the current one: {reason}",) if reason else ()
+            )
+
+
+def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
+    """Return the topic ids and offsets of a version."""
+    topics: dict[_Place, tuple[str, tuple[int, ...]]] = {}
+    if manifest.attached is None and not manifest.retired:
+        topics |= {("read", source.topic): (source.topic_id, source.offsets) for source in manifest.inputs.values()}
+        topics |= {("wrote", output.topic): (output.topic_id, output.ends) for output in manifest.outputs.values()}
+        topics |= {("wrote", sink.topic): (sink.topic_id, (sink.end,)) for sink in manifest.sinks.values()}
+    return topics
+
+
+def _head_uses(store: ObjectStore, cut: Cut, stage: str, place: _Place, current: TopicState) -> bool:
+    """Return True if the newest version of a stage uses the topic that exists now."""
+    head = history.head(store, cut.app, stage)
+    topic_id, offsets = _topics(head).get(place, ("", ())) if head is not None else ("", ())
+    return (
+        bool(topic_id) and not are_two(topic_id, current.id) and not why_another(place[1], topic_id, offsets, current)
+    )

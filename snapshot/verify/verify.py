@@ -29,14 +29,16 @@ from ..cut.moments import stages_of
 from ..cut.refs import Named, Ref, parse
 from ..cut.replicas import REPLICAS
 from ..cut.resolve import cut_at
-from ..cut.stored import Snapshot, read_snapshot
-from ..status.archives import ArchiveStatus, status_of
-from .captured import channel_states, check_captured, check_markers, markers_of, recount, reread_markers
+from ..cut.stored import Captured, Snapshot, read_snapshot
+from ..status.overview import ArchiveStatus, status_of
+from .captured import channel_states, check_captured, check_markers, check_topics, markers_of, recount, reread_markers
 from .ledger import LedgerEntry, balance, entries
 from .report import Finding, Tally, Verified, as_sentence, noted, tally
 from .sst import check_entries, check_sizes, reread_sst
-from .topics import check_topics
 from .version_chain import last_step, whole_history
+
+_Edge = tuple[str, str]
+"""Channel and receiver."""
 
 
 def check_archives(
@@ -189,11 +191,9 @@ def verify(
     reader = cast("Topics", _PatientReader(reader)) if reader is not None else None
     results: list[Verified] = []
     not_reread: list[str] = []
-    recounts: dict[tuple[str, str], tuple[int, ...] | None] = {}
+    recounts: Mapping[_Edge, tuple[int, ...] | None] = {}
     cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, results)
-    captures = (
-        {(channel.channel, channel.receiver): channel for channel in snapshot.channels} if snapshot is not None else {}
-    )
+    captures = {(kept.channel, kept.receiver): kept for kept in snapshot.channels} if snapshot is not None else {}
     states = channel_states(counting, cut)
     results += _check_positions(counting, cut)
     if snapshot is not None:
@@ -202,17 +202,12 @@ def verify(
         results += check_markers(snapshot, cut)
         if deep:
             results += reread_markers(snapshot, cut, reader, not_reread)
-    results += map(
-        check_entries,
-        (table_version for manifest in cut.stages.values() for table_version in (manifest, *side_manifests(manifest))),
-    )
+    for manifest in cut.stages.values():
+        results += map(check_entries, (manifest, *side_manifests(manifest)))
     if deep:
         results += _reread_stages(counting, cut, on_progress)
-        for channel_key, captured in captures.items():
-            on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
-            markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-            recounts[channel_key], checked = recount(counting, captured, markers)
-            results += checked
+        recounts, checks = _recount_all(counting, cut, snapshot, captures, on_progress)
+        results += checks
     else:
         results += (step for manifest in cut.stages.values() for step in last_step(counting, manifest))
         results += _check_sizes(counting, cut, snapshot)
@@ -220,11 +215,7 @@ def verify(
     results += checked
     ledger = tuple(entries(cut, states, captures, recounts, reader, deep=deep))
     results += map(balance, ledger)
-    not_reread += (
-        f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {entry.in_flight.not_reread}"
-        for entry in ledger
-        if entry.in_flight.not_reread
-    )
+    not_reread += filter(None, map(_why_not_reread, ledger))
     if topics is not None:
         results += check_topics(counting, cut, topics, not_reread)
     tallies, differences = tally(results)
@@ -244,6 +235,30 @@ def verify(
         archives=archives,
         thinned_out=cut.thinned,
     )
+
+
+def _recount_all(
+    store: ObjectStore,
+    cut: Cut,
+    snapshot: Snapshot | None,
+    captures: Mapping[_Edge, Captured],
+    on_progress: Callable[[str], None],
+) -> tuple[dict[_Edge, tuple[int, ...] | None], list[Verified]]:
+    """Read the objects of all captured channels: `recount` of each, by channel and receiver, and all checks."""
+    counts: dict[_Edge, tuple[int, ...] | None] = {}
+    checks: list[Verified] = []
+    for edge, captured in captures.items():
+        on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
+        markers = markers_of(snapshot, cut, captured.channel, captured.sender)
+        counts[edge], checked = recount(store, captured, markers)
+        checks += checked
+    return counts, checks
+
+
+def _why_not_reread(entry: LedgerEntry) -> str:
+    """Return why a channel's records in flight were not read again; empty if they were, or were not to be."""
+    why = entry.in_flight.not_reread
+    return f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {why}" if why else ""
 
 
 def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:

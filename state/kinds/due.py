@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from msgspec.structs import force_setattr
 
 from ...errors import Usage
-from ...store.sst.expiry import event_ms
-from ...store.sst.schema import DUE
+from ...store.sst.schema import DUE, event_ms
 from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
 from .session import Sessions
 

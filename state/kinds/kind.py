@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 
-from ...common.learned import learned
 from ...errors import NotFound, Usage
+from ...store.versions.codec import learned
 from ...store.versions.manifest import Declaration, is_internal
 
 DueBy: TypeAlias = Literal["watermark", "clock"]

@@ -19,7 +19,7 @@ from ...errors import NotFound, Refused, Usage
 from ...store.sst.schema import DUE
 from .. import multi_input
 from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .spark_code import Begin, Handle, PythonRows, SparkCode, in_order
+from .spark_code import Begin, Handle, Instance, PythonRows, SparkCode, in_order
 from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires, least
 from .update import Update
 
@@ -198,47 +198,54 @@ class BoundProcessor(Bound):
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """Handle the rows of each key, then the timers that have passed, in their order."""
-        until_ms, python = self.moment.until_ms, self.python
-        at_hand = KeysAtHand(groups.num, until_ms or 0)
-        variables = {column.name: column.of(at_hand, old, python.struct) for column in self.columns}
+        at_hand = KeysAtHand(groups.num, self.moment.until_ms or 0)
+        variables = {column.name: column.of(at_hand, old, self.python.struct) for column in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
-        emitted_rows: list[Any] = []
-        names: list[Any] = []
-        if rows.num_rows:
-            names = python.keys(keys)
-            parts = [python.groups(*part, groups.num) for part in self._parts(rows, groups)]
-            initial = parts.pop(self.initial) if self.initial is not None else None
-            for at_hand.at, key in enumerate(names):
-                if initial is not None and (key_rows := initial(at_hand.at)) is not None:
-                    instance.initial(key, key_rows)
-                if (key_rows := parts[0](at_hand.at)) is not None:
-                    emitted_rows += instance.rows(key, key_rows)
-        if timers is not None and until_ms is not None and (passed := timers.expired(until_ms)):
-            names = names or python.keys(keys)
-            for at_ms, at_hand.at in passed:
+        names = self.python.keys(keys)
+        emitted_rows = self._handle(instance, at_hand, names, rows, groups) if rows.num_rows else []
+        if timers is not None and self.moment.until_ms is not None:
+            for at_ms, at_hand.at in timers.expired(self.moment.until_ms):
                 emitted_rows += instance.expired(names[at_hand.at], at_ms)
                 timers.deleteTimer(at_ms)
         instance.close()
-        arrays_by_variable = [variable.arrays for variable in variables.values()]
+        state, is_empty = self._state([variable.arrays for variable in variables.values()], timers, groups.num)
+        emitted = tuple(self.python.table(emitted_rows, schema) for schema in self.emits)
+        return Merged(state, is_empty, at_hand.changed, emitted)
+
+    def _handle(
+        self, instance: Instance, at_hand: KeysAtHand, names: Sequence[Any], rows: pa.Table, groups: Groups
+    ) -> list[Any]:
+        """Pass each key's initial state and its rows to the instance, and return the output."""
+        emitted_rows: list[Any] = []
+        parts = [self.python.groups(*part, groups.num) for part in self._parts(rows, groups)]
+        initial = parts.pop(self.initial) if self.initial is not None else None
+        for at_hand.at, key in enumerate(names):
+            if initial is not None and (key_rows := initial(at_hand.at)) is not None:
+                instance.initial(key, key_rows)
+            if (key_rows := parts[0](at_hand.at)) is not None:
+                emitted_rows += instance.rows(key, key_rows)
+        return emitted_rows
+
+    def _state(
+        self, arrays_by_variable: Sequence[Sequence[pa.Array]], timers: Timers | None, num: int
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+        """Return the value columns of `num` keys, and a mask of the keys without state."""
         columns = [array for arrays in arrays_by_variable for array in arrays]
         is_empty = reduce(
-            np.logical_and, (np.asarray(array.is_null()) for array, *_ in arrays_by_variable), np.ones(groups.num, bool)
+            np.logical_and, (np.asarray(array.is_null()) for array, *_ in arrays_by_variable), np.ones(num, bool)
         )
         if timers is not None:
             columns.append(timers.array)
             first_timer = least(columns[-1])
-            due = reduce(
-                np.minimum,
-                (least(times) for _, *expiry_times in arrays_by_variable for times in expiry_times),
-                first_timer,
-            )
+            expiry_times = (least(times) for _, *all_times in arrays_by_variable for times in all_times)
+            due = reduce(np.minimum, expiry_times, first_timer)
             is_empty &= first_timer == NEVER
+            until_ms = self.moment.until_ms
             # Times that have passed and were set too late fall due with the next batch.
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
             columns.append(pa.array(due_ms, mask=due == NEVER))
-        emitted = tuple(python.table(emitted_rows, schema) for schema in self.emits)
-        return Merged(pa.table(columns, schema=self.values), is_empty, at_hand.changed, emitted)
+        return pa.table(columns, schema=self.values), is_empty
 
     def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
         """Yield the rows of each DataFrame, with its own columns, and the positions of their keys."""

@@ -8,6 +8,7 @@ several SSTs with disjoint hash ranges. Also rewriting a single SST with other v
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,8 @@ from ..read.cache import SstCache
 from ..read.decode import Block, check_shape, decode
 from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
-from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
-from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, sst_schema
+from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, expired, sst_schema
 from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
@@ -67,9 +67,7 @@ def run(
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
-    to_read = compaction.inputs
-    if compaction.drops_tombstones and compaction.clock_ms is not None:
-        to_read = without_expired_suffix(to_read, compaction.partitions, compaction.clock_ms)
+    to_read = _to_read(compaction)
     if not to_read:
         return Done(compaction, ())
     began_s = time.monotonic()
@@ -80,28 +78,20 @@ def run(
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
     ) -> tuple[Sst, ...]:
-        def finish(writer: SstWriter) -> Sst:
-            return writer.put(store, app=app, stage=stage, partition=partition, level=level, cache=cache)
-
+        finish = partial(
+            SstWriter.put, store=store, app=app, stage=stage, partition=partition, level=level, cache=cache
+        )
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         drop = compaction.drops_tombstones and partition == compaction.partition
         for intervals, parts in _read(store, cache, inputs, table, window, slots, interval_rows):
-            if time.monotonic() - began_s > _LONGEST_S:
-                raise Refused(
-                    f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
-                    f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
-                    "could delete their result before it is committed",
-                    hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
-                )
+            _check_time(compaction, began_s)
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
-            highs = np.array([interval.high for interval in intervals])
-            ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
-            for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
+            for interval, part in _by_interval(rows, intervals):
                 # One slice may fill many small SSTs, each with a put.
                 if stop():
                     raise Stopped
-                if start < end:
-                    rolling.append(rows.slice(start, end - start))
+                if part.num_rows:
+                    rolling.append(part)
                 if interval.ends_slot:
                     rolling.end_slot(guard=interval.high + 1 in compaction.guards)
                 else:
@@ -114,9 +104,26 @@ def run(
         for other in touched(sst, compaction.partitions):
             if other != compaction.partition:
                 # Only cut, not merged: it keeps its place among the runs and its level.
-                window = bounds(other, compaction.partitions)
-                outputs += write((sst,), other, sst.level, window, compaction.partitions)
+                outputs += write((sst,), other, sst.level, bounds(other, compaction.partitions), compaction.partitions)
     return Done(compaction, outputs)
+
+
+def _to_read(compaction: Compaction) -> tuple[Sst, ...]:
+    """Return the inputs without the oldest ones whose rows are all expired."""
+    if compaction.drops_tombstones and compaction.clock_ms is not None:
+        return without_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
+    return compaction.inputs
+
+
+def _check_time(compaction: Compaction, began_s: float) -> None:
+    """Raise `Refused` if the merge takes too long."""
+    if time.monotonic() - began_s > _LONGEST_S:
+        raise Refused(
+            f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+            f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
+            "could delete their result before it is committed",
+            hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
+        )
 
 
 def merged_rows(
@@ -250,6 +257,14 @@ class _Interval:
     ends_slot: bool
     num_rows: int
     """Approximate rows of all inputs in the interval."""
+
+
+def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
+    """Yield the intervals of a slice, each with its rows."""
+    highs = np.array([interval.high for interval in intervals])
+    ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
+    for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
+        yield interval, rows.slice(start, end - start)
 
 
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:

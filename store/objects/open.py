@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from ...errors import Usage
 from .local import LocalStore
 from .protocol import UNSPEAKABLE, ObjectStore
-from .s3.settings import Remote, S3Access, S3Place, S3Settings
+from .s3_settings import Remote, S3Access, S3Place, S3Settings
 from .wrapper import OtherRoots
 
 PATIENCE_S = 60.0
@@ -35,7 +35,7 @@ def take(access: S3Access | None) -> S3Place | None:
     """Accept another process's access to S3, also for stores open there. Returns the place, for `open_store`."""
     if access is None:
         return None
-    from .s3.client import take as sign_anew
+    from .s3_client import take as sign_anew
 
     return sign_anew(access)
 
@@ -87,7 +87,7 @@ def open_store(
             if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
             # boto3 takes a quarter of a second to import, so it is loaded only for S3.
-            from .s3.store import S3Store
+            from .s3_store import S3Store
 
             return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, place=place)
         case "s3a" | "s3n":

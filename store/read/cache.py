@@ -21,8 +21,8 @@ from cachetools import LRUCache, TTLCache
 from ...errors import Corruption, Unavailable
 from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
+from ..sst.arrow_types import showable
 from ..sst.schema import HASH
-from ..sst.showable import showable
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder, Mapped, map_file, write_file
 from .decode import decode
@@ -293,7 +293,7 @@ class SstCache:
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
         """Return a Parquet file for DuckDB with the SST's rows in their order; otherwise like `parquet_path`.
 
-        Values that SQL cannot represent are replaced (`sst.showable`).
+        Values that SQL cannot represent are replaced (`arrow_types.showable`).
         """
         return self._parquet.sql_path(store, sst)
 

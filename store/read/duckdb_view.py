@@ -70,7 +70,7 @@ def register(
     no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
     queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` if the stage keeps no table.
+    Raises `Usage` if the stage has no table.
     """
     table = manifest.table
     if table is None:
@@ -79,8 +79,7 @@ def register(
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()
-    showable = (sst for sst in manifest.ssts if not sst.unshowable)
-    mapped = {sst: rows for sst in showable if (rows := cache.peek(sst, table)) is not None}
+    mapped = {sst: rows for sst in manifest.ssts if not sst.unshowable and (rows := cache.peek(sst, table)) is not None}
     paths = {sst.object: cache.sql_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     hidden = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
@@ -265,7 +264,7 @@ def register_versions(
     clock. The connection needs no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must
     stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`.
 
-    Raises `Usage` if the stage keeps no table.
+    Raises `Usage` if the stage has no table.
     """
     table = manifests[-1].table
     if table is None:

@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 
 from ..objects.counting import Reads
 from ..objects.protocol import ObjectStore
-from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
-from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
+from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .cache_folder import Mapped

@@ -5,6 +5,8 @@ under its former name, a widened column is cast, an added column has its default
 
 Only this module maps an SST's columns to a table's. All code that reads rows goes through a `Reading`, or None if the
 SST has the table's own columns, which need no conversion.
+
+`_expires_at` has the time at which a row expires (`ttl`).
 """
 
 import zlib
@@ -13,9 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..versions.manifest import Column, Table, is_internal
+from ...common.durations import DAY_MS
+from ..versions.manifest import Column, Table, Ttl, is_internal
 from .arrow_types import to_arrow
 
 HASH = "_hash"
@@ -260,3 +266,46 @@ def widens(was: pa.DataType, kind: pa.DataType) -> bool:
     if types.is_map(was) and types.is_map(kind):
         return bool(was.key_type == kind.key_type) and widens(was.item_type, kind.item_type)
     return False
+
+
+def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
+    """Return a mask of expired rows of an SST; None if no row can be: the column or the clock is missing."""
+    if clock_ms is None or EXPIRES not in rows.schema.names:
+        return None
+    expires = rows.column(EXPIRES)
+    if expires.null_count == len(expires):
+        return None
+    return np.asarray(pc.fill_null(pc.less_equal(expires, clock_ms), False))
+
+
+def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
+    """Return the rows with `_expires_at`, milliseconds since 1970 UTC, if the table has a time to live.
+
+    Null (never) for tombstones, for rows whose event time is null, and while the time to live is turned off. `rows` has
+    the value columns and `_op`; `clock_ms` is the batch's clock, for a time to live by write time.
+    """
+    ttl = table.ttl
+    if ttl is None:
+        return rows
+    if not ttl.ms:
+        return rows.append_column(EXPIRES, pa.nulls(rows.num_rows, pa.int64()))
+    never = pa.scalar(None, pa.int64())
+    written = event_ms(rows.column(ttl.column)) if ttl.column else pa.scalar(clock_ms, pa.int64())
+    put = pc.equal(rows.column(OP), PUT)
+    return rows.append_column(EXPIRES, pc.if_else(put, pc.add(written, ttl.ms), never))
+
+
+def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
+    """Return the largest event time among put rows; None without such rows, or without a time to live by event time."""
+    if ttl is None or not ttl.ms or not ttl.column:
+        return None
+    times = event_ms(rows.column(ttl.column)).filter(pc.equal(rows.column(OP), PUT))
+    latest: int | None = pc.max(times).as_py()
+    return latest
+
+
+def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Convert timestamps (microseconds) or dates to milliseconds since 1970 UTC; a date is its first instant."""
+    if pa.types.is_date32(times.type):
+        return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
+    return pc.divide(times.cast(pa.int64()), 1000)

@@ -9,7 +9,7 @@ There are two kinds of clock. *By write time* it is the wall clock at the start 
 largest event time in the table: it does not advance without input, and replaying an old topic expires no row too early.
 A table whose time to live was turned off keeps its last clock: no more rows expire, and none come back.
 
-Pure, and without numpy (`status` must start quickly); `expiry` works on rows.
+Pure, and without numpy (`status` must start quickly); `schema` works on rows.
 """
 
 from collections.abc import Sequence

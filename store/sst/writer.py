@@ -26,11 +26,10 @@ from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
-from .arrow_types import python_rows
+from .arrow_types import all_showable, python_rows
 from .hashing import normalise_keys, partition_of, sort_keys
 from .parquet_index import CHUNK_BYTES, FALSE_POSITIVES, FileMetaData, bits_of, decoded, index_ranges
 from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
-from .showable import all_showable
 
 ROW_GROUP_ROWS = 131_072
 """Most rows of a row group; smaller groups make the footer longer, which each cold look-up reads."""

@@ -13,12 +13,12 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
+from threading import Lock
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import xxhash
 
-from ...common.learned import learned
 from ...errors import Corruption, Unstorable
 from ..objects.protocol import ObjectStore
 from . import checks
@@ -28,6 +28,9 @@ FORMAT = 1
 """Format that this program writes, and the newest that it reads."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+Kind = TypeVar("Kind")
+_learning = Lock()
+_registered: set[object] = set()
 
 # "deterministic" sorts dicts, so equal values give equal bytes.
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -45,6 +48,18 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class _Header(msgspec.Struct):
     format: int
+
+
+def learned(kind: Kind) -> Kind:
+    """Return the type after registering it, and its nested types, with msgspec.
+
+    Registers one type at a time: msgspec 0.22 crashes if two threads register a type at once.
+    """
+    if kind not in _registered:
+        with _learning:
+            msgspec.json.Decoder(kind)
+        _registered.add(kind)
+    return kind
 
 
 @cache

@@ -116,7 +116,6 @@ def manifests(app: str, stage: str) -> str:
 
 
 def manifest(app: str, stage: str, version: int) -> str:
-    """-"""
     return note(manifests(app, stage), version)
 
 
@@ -139,7 +138,6 @@ def ssts(app: str, stage: str) -> str:
 
 
 def sst(app: str, stage: str, ulid: str) -> str:
-    """-"""
     return f"{app}/stages/{stage}/sst/{ulid}.parquet"
 
 

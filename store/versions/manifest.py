@@ -140,7 +140,7 @@ class Sst(Struct, frozen=True):
     """Least of these times, milliseconds since 1970 UTC; 0 if no row expires."""
     expires_max: limits.SpanMs = 0
     unshowable: bool = False
-    """True if it has values that SQL cannot represent (`sst.showable`)."""
+    """True if it has values that SQL cannot represent (`arrow_types.showable`)."""
 
 
 class Reset(Struct, frozen=True):

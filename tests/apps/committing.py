@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from slackwater.pipeline.kafka.messages import send, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.pipeline.publish.sinks import claimed, create_internal
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink

@@ -13,12 +13,12 @@ import pytest
 from slackwater.cli import main
 from slackwater.errors import Refused, Unavailable
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.kafka import channels, failover  # noqa: F401  it has a subclass of what tests replace
+from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify

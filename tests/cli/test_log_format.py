@@ -13,8 +13,8 @@ from slackwater.cli.reporter import reporting
 from slackwater.cli.terminal import Printer
 from slackwater.client.show.shown import Result
 from slackwater.errors import Refused
+from slackwater.pipeline.telemetry.logs import working_on
 from slackwater.pipeline.telemetry.spans import Tracing
-from slackwater.pipeline.telemetry.under_way import working_on
 from typer.main import get_command
 from typer.testing import CliRunner
 

@@ -13,8 +13,8 @@ from slackwater.errors import SlackwaterError, Unavailable
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 from typer.testing import CliRunner
 
 from tests.conftest import free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import horizon

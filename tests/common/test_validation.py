@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from slackwater.common.validation import finite, whole
 from slackwater.errors import Usage
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Policy
 

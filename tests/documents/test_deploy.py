@@ -16,7 +16,7 @@ import pytest
 import yaml
 from slackwater import settings
 from slackwater.cli.main import app
-from slackwater.pipeline.run.metrics import Metrics
+from slackwater.pipeline.run.monitoring import Metrics
 from typer.main import get_command
 
 from tests.support.static import PARTS

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.kafka.open import end_offsets, open_kafka
 
 from tests.support.static import ROOT
@@ -36,7 +36,7 @@ def feed(broker: str, *words: str) -> tuple[int, str]:
 
 
 def test_a_broker_that_is_not_there_is_told(first_app: list[str]) -> None:
-    nobody = f"{ports.HOST}:{ports.choose()}"
+    nobody = f"{HOST}:{choose_port()}"
     code, said = feed(nobody, *first_app, "orders", "0", "10")
     assert code == 1
     assert "cannot make the topic orders: " in said

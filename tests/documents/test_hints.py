@@ -35,13 +35,13 @@ RAISED_BY = {
     "operations/disaster_recovery/": ("replicate",),
     "operations/maintenance/removal.py": ("app rm", "clone rm", "clone refresh"),
     "snapshot/bisect/": ("bisect",),
-    **{f"snapshot/change/{file}.py": ("promote",) for file in ("hold", "standing", "switch")},
+    **{f"snapshot/change/{file}.py": ("promote",) for file in ("switch",)},
     **{f"snapshot/change/{file}": ("migrate",) for file in ("migrat", "fill")},
     "snapshot/change/edit": ("edit",),
     "snapshot/gc/": ("gc",),
     "snapshot/query/export.py": ("export",),
     "snapshot/query/row_source.py": ("init",),
-    "snapshot/take/remove.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
+    "snapshot/take/snapshots.py": ("app rm", "clone rm", "clone refresh", "snapshot rm"),
     "snapshot/take/taking.py": ("snapshot take",),
 }
 """The verbs whose messages a file or folder writes: an option that a hint names alone is one of each of them."""

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from slackwater.operations.disaster_recovery.replica_metrics import ReplicaMetrics
-from slackwater.pipeline.run.metrics import Metrics
+from slackwater.pipeline.run.monitoring import Metrics
 from slackwater.serve.health.metrics import ServeMetrics
 
 from tests.programs.go import built

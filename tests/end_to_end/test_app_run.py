@@ -8,8 +8,8 @@ import pytest
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.listener import BatchReport
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 

@@ -13,10 +13,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import NotFound, Refused
+from slackwater.pipeline.batch.committer import StageMeter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.run import runner
-from slackwater.pipeline.upkeep.meter import StageMeter
 from slackwater.store.objects.counting import CountingStore, Stats
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import codec, history

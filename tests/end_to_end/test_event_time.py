@@ -22,10 +22,10 @@ from slackwater.errors import Refused
 from slackwater.operations.debugging.replay.compare import compare, sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
+from slackwater.pipeline.listener import BatchReport
 from slackwater.snapshot.status.overview import overview
 from slackwater.state.event_time import Watermark
 from slackwater.store.objects.open import open_store

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.pipeline.batch import job, pre_aggregation
-from slackwater.pipeline.batch.state_task import StateTask
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 

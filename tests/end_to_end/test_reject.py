@@ -19,7 +19,7 @@ from slackwater.pipeline.reject import rejecter
 from slackwater.pipeline.run import runner
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.telemetry.spans import Tracing
-from slackwater.snapshot.change.retries import RETRIES, ask
+from slackwater.snapshot.change.stages import RETRIES, request_retry
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -132,7 +132,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     bank.deposit(("a7", debt))
     monkeypatch.setenv("LEDGER_VARIANT", "tolerant")
     for stage in ("moves", "accounts"):
-        ask(store, bank.app, stage, by="test", now_ms=1)
+        request_retry(store, bank.app, stage, by="test", now_ms=1)
     bank.catch_up(variant="tolerant")
     bank.catch_up(variant="tolerant")
     assert RETRIES.all(store, bank.app) == ()

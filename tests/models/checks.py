@@ -6,7 +6,7 @@ from itertools import islice
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
 from slackwater.store.read.multi_get import multi_get

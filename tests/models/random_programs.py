@@ -31,7 +31,7 @@ from slackwater.operations.debugging.check.check import FunctionRows, Reason, ca
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.batch.state_task import MARK, StateTask
+from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.state.event_time import BatchTimes, Lateness, Times, due_after
 from slackwater.state.next_version import Outcome, Written, next_version
 from slackwater.state.records import Position
@@ -263,17 +263,17 @@ def versions_of(
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
     shape = shapes(made.app, spark)["s"]
-    places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
-    program = LoadedProgram(made.app, spark, {"s": shape}, places.memory, places.kept, kafka, folder)
+    resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
+    program = LoadedProgram(made.app, spark, {"s": shape}, resources.memory, resources.kept, kafka, folder)
     kafka.create_topics(dict.fromkeys(stage.inputs, PARTITIONS))
     inputs = {name: Input(name, (0,) * PARTITIONS) for name in stage.inputs}
     head = Manifest("a", "s", 1, 1, "w", BEGAN_MS, "claim", inputs, table=shape.table)
-    commit.commit(places.memory, head)
+    commit.commit(resources.memory, head)
     found, numbers = [], Random(seed)
     for batch in range(count):
         for name in stage.inputs:
             kafka.send(name, list(_records(numbers, name, batch)), patience_s=1)
-        head = _batch(program, head, places)
+        head = _batch(program, head, resources)
         found.append(head)
     return program, found
 
@@ -293,7 +293,7 @@ def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
         yield Record(json.dumps(made).encode(), partition=numbers.randrange(PARTITIONS), time_ms=BEGAN_MS + seq)
 
 
-def _batch(program: LoadedProgram, base: Manifest, places: InMemory) -> Manifest:
+def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manifest:
     """Commit the version that reads all that is there, as a task of its batch makes it."""
     shape = program.shapes["s"]
     ends = {name: Position(name, program.kafka.offsets(name)[1]) for name in base.inputs}
@@ -332,7 +332,9 @@ def _batch(program: LoadedProgram, base: Manifest, places: InMemory) -> Manifest
             due,
         )
         seen = Times(shape.watermarks, BOUND_MS)
-        task = StateTask(dataclasses.replace(places, app="a"), "w", base.version + 1, (), step, base.ssts, times=seen)
+        task = StateTask(
+            dataclasses.replace(resources, app="a"), "w", base.version + 1, (), step, base.ssts, times=seen
+        )
         marked = rows
         if due is not None and due.pending:
             count = base.table.partitions
@@ -341,7 +343,7 @@ def _batch(program: LoadedProgram, base: Manifest, places: InMemory) -> Manifest
             is_mark = pa.array([False] * rows.num_rows + [True] * marks.num_rows)
             marked = pa.concat_tables([rows, marks]).append_column(MARK, is_mark)
         made = version((replace(task._run(marked, "w.1"), seen=seen.seen(rows)),))
-    commit.commit(places.memory, made)
+    commit.commit(resources.memory, made)
     return made
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete

@@ -27,7 +27,7 @@ from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, list_snapshots
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.row_source import RowSource
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.version_chain import differences

@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A version of a table, worked out anew: nothing here asks `store.sst.ttl` or `store.sst.expiry`."""
+    """A version of a table, worked out anew: nothing here asks `store.sst.ttl` or `store.sst.schema`."""
 
     entries: Mapping[Form, Entry] = field(default_factory=dict)
     """Those that have expired, too, until their keys are written again."""

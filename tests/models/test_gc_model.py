@@ -12,9 +12,8 @@ from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, of_snapshot
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.versions import history, keys
 
 from tests.models.profiles import scaled

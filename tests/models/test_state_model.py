@@ -20,9 +20,8 @@ from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs

@@ -12,7 +12,7 @@ from slackwater.snapshot.cut.stored import open_requests
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import expiry, ttl
+from slackwater.store.sst import schema, ttl
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import Manifest, Table
@@ -91,7 +91,7 @@ class Writer:
             clock_ms=clock_ms,
             base=apply(self.head.ssts, self.merges),
         )
-        latest_ms = expiry.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
+        latest_ms = schema.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}
         recorded = {asked_for: draft.recorded.get(asked_for, draft.version) for asked_for in sorted(asked)}
         return replace(

@@ -29,7 +29,7 @@ def test_rows_of_a_query(ask: Ask) -> None:
     found = ask("/apps/shop/at/now/query", sql="FROM cities ORDER BY n").json
     expected = sorted((shown(row, in_sql=True) for row in NOW), key=lambda row: int(row["n"]))
     assert found["rows"] == [as_json(row) for row in expected]
-    assert ["no UTF-8" in note for note in found["notes"]] == [True]
+    assert ["not UTF-8" in note for note in found["notes"]] == [True]
     assert ask("/apps/shop/at/now/query", sql="SELECT 1 AS one").json["notes"] == []
 
 

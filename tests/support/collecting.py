@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from slackwater.snapshot.gc.collect import Collected, collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectInfo, ObjectStore

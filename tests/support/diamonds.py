@@ -223,13 +223,13 @@ class Diamond:
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
         """The numbers of a batch, read and counted as a source's tasks do."""
         attempts = planner.attempts(before.version, after.version)
-        for part in _ranges(channel, before, after, attempts):
-            found = 0
-            messages = self.logs.messages(channel, part.partition, part.start, part.end, part.rows)
-            for batch in decode(messages, part.attempts, SCHEMA):  # type: ignore[arg-type]
+        for read in _ranges(channel, before, after, attempts):
+            found, part = 0, read.part
+            messages = self.logs.messages(channel, part.partition, part.first, part.last, part.rows)
+            for batch in decode(messages, read.attempts, SCHEMA):  # type: ignore[arg-type]
                 found += batch.num_rows
                 yield from batch["n"].to_pylist()
-            check_count(channel, part.partition, part.start, part.end, found, part.rows, [])
+            check_count(channel, part, found, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
         """A writer that lost its stage still writes rows and markers; no manifest ever names them."""

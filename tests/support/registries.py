@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import urllib3
-from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import Jars
-from slackwater.pipeline.dev.jvm_server import EmbeddedServer
+from slackwater.pipeline.dev.jvm_server import HOST, EmbeddedServer, is_port_open
 
 _TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
 
@@ -31,7 +30,7 @@ class EmbeddedRegistry(EmbeddedServer):
 
     def answers(self) -> bool:
         """Whether it lists its subjects."""
-        return ports.is_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
+        return is_port_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
 
     def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:
         """The id of a schema, registered as the subject's next version; an object is written as JSON."""
@@ -47,5 +46,5 @@ class EmbeddedRegistry(EmbeddedServer):
         with tarfile.open(next(Path(classpath).parent.glob("*.tar.gz"))) as packed:
             if not (home / "lib").exists():
                 packed.extractall(home, filter="data")
-        flags = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={self.port}", "-Dquarkus.log.level=WARN")
+        flags = (f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={self.port}", "-Dquarkus.log.level=WARN")
         return (*flags, "-jar", str(next(home.glob("*-runner.jar"))))

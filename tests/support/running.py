@@ -23,18 +23,17 @@ import pyarrow as pa
 import slackwater as sw
 from confluent_kafka import Producer
 from slackwater.cli import main
-from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
-from slackwater.pipeline.listener import Callbacks, Listener
+from slackwater.pipeline.listener import BatchReport, Callbacks, Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
 from slackwater.pipeline.run.stopping import Stop, StopRequested
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.verify.verify import Report, verify

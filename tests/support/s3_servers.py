@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.dev import ports
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, is_port_open, last_words
 
 from tests.programs.go import built, is_built
 
@@ -26,8 +25,8 @@ _START_PATIENCE_S = 60.0
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
     """The endpoint of a running moto server, whose log goes into the folder."""
-    port, program = ports.choose(), Path(__file__).with_name("moto_server.py")
-    with _running([sys.executable, str(program), "-H", ports.HOST, "-p", str(port)], folder, port) as endpoint:
+    port, program = choose_port(), Path(__file__).with_name("moto_server.py")
+    with _running([sys.executable, str(program), "-H", HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
 
 
@@ -40,9 +39,9 @@ def versitygw(
     `users` are others whom it knows, by their keys; they may do what a bucket's policy says. Skips the test where it
     was not built.
     """
-    port, objects = ports.choose(), folder / "objects"
+    port, objects = choose_port(), folder / "objects"
     objects.mkdir()
-    listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
+    listen = ("--port", f"{HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
     accounts = ("--iam-dir", str(folder)) if users else ()
     program = str(built("versitygw"))
     command = [program, *listen, *accounts, "posix", *_metadata(folder, objects), str(objects)]
@@ -83,9 +82,9 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
     server = SupervisedProcess(command, folder=folder, log=log)
     try:
         deadline = time.monotonic() + _START_PATIENCE_S
-        while not ports.is_open(port):
+        while not is_port_open(port):
             if server.ended(0.05) is not None or time.monotonic() > deadline:
                 pytest.fail(f"{Path(command[0]).name} on port {port} did not start:\n{last_words(log, 0, 20)}")
-        yield f"http://{ports.HOST}:{port}"
+        yield f"http://{HOST}:{port}"
     finally:
         server.kill()

@@ -15,7 +15,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.open_rows import OpenRows
-from slackwater.store.sst import expiry, writer
+from slackwater.store.sst import schema, writer
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.hashing import hash_keys, normalise_keys
 from slackwater.store.sst.schema import arrow_schema
@@ -87,7 +87,7 @@ def write_version(
 
     Rows say which ones they replace where it is said what they are merged into (`base`).
     """
-    rows = expiry.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
+    rows = schema.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     if base is not None:
         rows = with_prev(store, table, rows, base)
     return writer.write_partitions(store, cache, app=app, stage=stage, table=table, rows=rows)

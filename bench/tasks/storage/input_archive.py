@@ -61,7 +61,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 def _run(bootstrap: str, topic: str, folder: Path, rounds: int) -> dict[str, Any]:
     from slackwater.pipeline.spark.session import spark_session
-    from slackwater.snapshot.gc.retention import Retention
+    from slackwater.snapshot.gc.reachable import Retention
 
     rules = {"off": Retention(), "on": Retention(input_ms=86_400_000)}
     seconds: dict[str, list[float]] = {"on": [], "off": [], "busy on": [], "busy off": []}

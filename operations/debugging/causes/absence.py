@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from ....snapshot.bisect.absences import Untouched, absence
-from ....snapshot.bisect.causes import Cause, unknown
+from ....snapshot.bisect.causes import Cause, Untouched, absence, unknown
 from ....snapshot.bisect.verdict import Guilty
 from .bad_commit import BadCommit, number_of
 

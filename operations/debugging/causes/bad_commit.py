@@ -15,7 +15,7 @@ from ....snapshot.bisect.verdict import Address, Guilty, Verdict
 from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.line import Line
 from ....snapshot.cut.moments import line_of
-from ....snapshot.query.row_local import places_of
+from ....snapshot.diff.equality import places_of
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.batches import Choice, sent_as

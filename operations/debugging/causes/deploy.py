@@ -13,8 +13,7 @@ import pyarrow as pa
 from ....errors import SlackwaterError
 from ....pipeline.batch.rerun import Numbers
 from ....pipeline.run.claim import program_of
-from ....snapshot.bisect.causes import Cause
-from ....snapshot.bisect.deploys import ProgramChange, change_before, deploy
+from ....snapshot.bisect.causes import Cause, ProgramChange, change_before, deploy
 from ....snapshot.bisect.verdict import Guilty
 from ....snapshot.diff.equality import unlike
 from ....store.read.multi_get import LookUps

@@ -10,9 +10,8 @@ from ....errors import SlackwaterError
 from ....snapshot.bisect.causes import Cause
 from ....snapshot.bisect.verdict import Address, Guilty, SourceMessage
 from ....snapshot.cut.lineage import Window, trace
-from ....snapshot.diff.key_history import key_changes
+from ....snapshot.diff.key_history import VersionList, key_changes
 from ....snapshot.diff.stored_rows import StoredKey
-from ....snapshot.diff.versions import VersionList
 from ....store.sst.hashing import hash_keys
 from ....store.versions import history
 from .bad_commit import BadCommit

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ....pipeline.spark.user_errors import reason_of
-from ....snapshot.bisect.absences import untouched
-from ....snapshot.bisect.causes import Behind, Cause, unknown
-from ....snapshot.bisect.deploys import change_before, guess
+from ....snapshot.bisect.causes import Behind, Cause, change_before, guess, unknown, untouched
 from ....snapshot.bisect.predicate import Predicate
 from ....snapshot.bisect.verdict import Address, Guilty, Hop, Verdict
 from ..replay.program import LoadedProgram

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ....errors import SlackwaterError
 from ....snapshot.bisect.verdict import Address
 from ....state.failing import RECORD, turning_point
-from ....store.sst.expiry import event_ms
+from ....store.sst.schema import event_ms
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
-from ....snapshot.bisect.causes import Cause
-from ....snapshot.bisect.operations import operation
+from ....snapshot.bisect.causes import Cause, operation
 from ....snapshot.bisect.verdict import Guilty
 from ....state.failing import RECORD
 from ....store.sst.hashing import hash_keys

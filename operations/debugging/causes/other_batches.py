@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from ....errors import Refused
 from ....pipeline.run.claim import program_of
-from ....snapshot.diff.equality import unlike
-from ....snapshot.query.row_local import only_in
+from ....snapshot.diff.equality import only_in, unlike
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.batches import sent_as

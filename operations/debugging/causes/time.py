@@ -6,8 +6,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ....common.instants import iso
-from ....snapshot.bisect.absences import MOST_KEYS
-from ....snapshot.bisect.causes import Cause
+from ....snapshot.bisect.causes import MOST_KEYS, Cause
 from ....snapshot.bisect.verdict import Address, Guilty, NoRecord
 from ....store.sst.arrow_types import python_rows
 from ....store.sst.ttl import BEFORE_ALL_MS, by_write_time

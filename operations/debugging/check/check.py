@@ -25,8 +25,7 @@ from ....errors import Corruption, Gone, NotFound, Refused, SlackwaterError
 from ....pipeline.batch.rerun import Rerun, records_of
 from ....pipeline.batch.transform import over
 from ....pipeline.run.claim import program_of
-from ....pipeline.spark.clock import stopped
-from ....pipeline.spark.expressions import Impurities, at_time, impurities, workers_at
+from ....pipeline.spark.clock import Impurities, at_time, impurities, stopped, workers_at
 from ....pipeline.spark.plans import hidden, plan_of
 from ....pipeline.spark.session import with_settings
 from ....pipeline.spark.user_errors import translate

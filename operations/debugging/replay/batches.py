@@ -22,9 +22,8 @@ from ....snapshot.bisect.verdict import Address, CannotProve
 from ....snapshot.cut.line import Line
 from ....snapshot.cut.moments import line_of
 from ....snapshot.cut.stored import ADDRESS
-from ....snapshot.diff.equality import like
+from ....snapshot.diff.equality import like, pairs
 from ....snapshot.diff.stored_rows import TableSide
-from ....snapshot.query.row_local import pairs
 from ....store.sst import writer as sst
 from ....store.sst.schema import SEQ, completed, sst_schema
 from ....store.versions import history

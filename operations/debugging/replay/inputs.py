@@ -21,7 +21,7 @@ from ....pipeline.kafka.messages import decode_addressed, header_of, read_rows
 from ....pipeline.kafka.protocol import Message
 from ....pipeline.reject.table import RejectedTable, rows_of
 from ....snapshot.cut.stored import ADDRESS
-from ....snapshot.query.row_local import places_of
+from ....snapshot.diff.equality import places_of
 from ....state import records
 from ....state.records import Range
 from ....store.objects.protocol import ObjectStore
@@ -152,17 +152,7 @@ def _of_channel(
     chunks = [
         rows
         for span in parts
-        for rows in read_rows(
-            kafka,
-            end.topic,
-            span.partition,
-            span.first,
-            span.last,
-            span.rows,
-            decoded,
-            patience_s=patience_s,
-            topic_id=end.topic_id,
-        )
+        for rows in read_rows(kafka, end.topic, span, decoded, patience_s=patience_s, topic_id=end.topic_id)
     ]
     table = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
     rows = table.drop_columns(PLACE.names)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....pipeline.batch.rerun import Numbers
-from ....snapshot.query.row_local import places_of
+from ....snapshot.diff.equality import places_of
 from ....state.kinds.join import BoundJoin, JoinSide
 from ....state.multi_input import TAG, name_of
 from ....store.sst.hashing import hash_keys

@@ -160,7 +160,7 @@ def _open_search(
     if predicate.channels:
         raise CannotProve("the predicate reads in-flight records, which a replay does not have")
     if after.table is None and not after.side_tables:
-        raise CannotProve(f"stage {after.stage!r} keeps no table")
+        raise CannotProve(f"stage {after.stage!r} has no table")
     if after.edited is not None:
         raise CannotProve(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
     search = RecordSearch.of(program, predicate, bad, stage, changed)

@@ -17,14 +17,13 @@ import pyarrow as pa
 
 from ....errors import NotFound, SlackwaterError
 from ....pipeline.batch.rerun import Numbers
+from ....snapshot.bisect.flips import ROW, numbers_of, row_local
 from ....snapshot.bisect.predicate import Context, Predicate, Skip, Wanted
 from ....snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, NoRecord
 from ....snapshot.cut.graph import Cut
-from ....snapshot.diff.candidates import changed_keys
+from ....snapshot.diff.candidates import Ancestry, changed_keys
 from ....snapshot.diff.key_changes import KeyChanges
 from ....snapshot.diff.stored_rows import TableSide
-from ....snapshot.diff.versions import Ancestry
-from ....snapshot.query.row_local import ROW, numbers_of, row_local
 from ....state.failing import RECORD
 from ....state.kinds.kind import Groups
 from ....state.step import EVERY_HASH

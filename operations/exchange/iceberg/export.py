@@ -23,14 +23,13 @@ from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.moments import having
 from ....snapshot.cut.resolve import telling_if_collected
 from ....snapshot.cut.stored import SNAPSHOTS
-from ....snapshot.take.remove import remove
-from ....snapshot.take.snapshots import pin
+from ....snapshot.take.snapshots import pin, remove
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.decode import check_shape, read_groups
 from ....store.read.fetch import corrupt, file_name
+from ....store.sst.arrow_types import showable
 from ....store.sst.schema import Reading
-from ....store.sst.showable import showable
 from ....store.versions import apps, keys
 from ....store.versions.manifest import Manifest, Sst, Table
 from .files import address, data_file, data_schema, iceberg_schema, is_read_alike

@@ -19,8 +19,7 @@ from ....store.read.cache import SstCache
 from ....store.read.decode import read_groups, read_whole
 from ....store.read.fetch import corrupt
 from ....store.read.visible_rows import hidden_rows
-from ....store.sst.expiry import expired
-from ....store.sst.schema import EXPIRES, FIELD_ID
+from ....store.sst.schema import EXPIRES, FIELD_ID, expired
 from ....store.sst.ttl import may_have_expired, shows_nothing
 from ....store.versions.manifest import Manifest, Sst
 

@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from ....errors import Gone, Refused
 from ....pipeline.api.app import App
 from ....pipeline.api.stage import Stage
-from ....pipeline.api.starting_offsets import starting_offsets_in
-from ....pipeline.api.topic import Topic
+from ....pipeline.api.topic import Topic, starting_offsets_in
 from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.run.program import load_app
 from ....pipeline.spark.session import spark_session

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....errors import Refused
-from ....snapshot.query.row_source import taken
+from ....snapshot.query.row_source import is_convertible
 from ....state.kinds.aggregate import Aggregate
 from .columns import Array, ColumnSearch, MappedColumn
 
@@ -198,7 +198,8 @@ def aggregates(
             unfit = [
                 source
                 for source in own_fields
-                if mapped.of == (source.name,) and not mapped.how and not taken(source.type, types[mapped.column])
+                if mapped.of == (source.name,) and not mapped.how
+                if not is_convertible(source.type, types[mapped.column])
             ]
             search.problems += [
                 f"column {mapped.column!r} is {types[mapped.column]}, but {source.name!r} of the state is {source.type}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ....snapshot.query.row_source import taken
+from ....snapshot.query.row_source import is_convertible
 from ....store.sst.arrow_types import to_arrow
 from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Column, Table
@@ -51,7 +51,7 @@ class ColumnSearch:
 
     def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
         """Map a column to a column of the state if its type can store the values; otherwise add a problem."""
-        if taken(source.type, kind):
+        if is_convertible(source.type, kind):
             self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
             self.problems.append(f"column {column!r} is {kind}, but {source.name!r} of the state is {source.type}")
@@ -83,7 +83,7 @@ def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: Column
         ]
     for column in columns:
         kind, source = to_arrow(column.type), sources[column.name]
-        if taken(source.type, kind):
+        if is_convertible(source.type, kind):
             how = "" if column.name.casefold() == source.name.casefold() else "by position"
             search.columns.append(MappedColumn(column.name, (source.name,), partial(_cast, source.name, kind), how))
         else:

@@ -10,7 +10,7 @@ from ....errors import SlackwaterError, Unavailable
 from ....pipeline.listener import Listener
 from ....pipeline.run.housekeeping import Collector, in_background
 from ....pipeline.run.stopping import Stop
-from ....snapshot.gc.retention import Retention
+from ....snapshot.gc.reachable import Retention
 from ....snapshot.under_way.runners import Beat, Heart
 from ....store.objects.protocol import ObjectStore
 from ...maintenance.compact import AppCompactor

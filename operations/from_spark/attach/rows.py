@@ -21,9 +21,8 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.multi_get import multi_get
 from ....store.sst import writer
-from ....store.sst.expiry import with_expiry
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema
+from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, with_expiry
 from ....store.versions.manifest import Manifest, Sst, Table
 from ...exchange.initialise import by_hash, by_slot, slots_of
 from ..checkpoint.protocol import APPENDED, DELETED

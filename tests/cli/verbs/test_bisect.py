@@ -197,7 +197,7 @@ def test_a_stage_without_a_table_has_no_keys_to_write(
     )
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("legs v")
-    assert "legs keeps no table, so no key turned bad" in result.stderr
+    assert "legs has no table, so no key turned bad" in result.stderr
     assert not (tmp_path / "keys.csv").exists()
 
 

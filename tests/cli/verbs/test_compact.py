@@ -103,10 +103,10 @@ def test_all_of_a_table_is_merged_when_asked_for(app: FlightsApp, store: ObjectS
     [
         (("flight",), 1, "flights"),
         (("flights", "--stage", "carrier"), 1, "carriers"),
-        (("flights", "--stage", "legs"), 1, "keeps no table"),
+        (("flights", "--stage", "legs"), 1, "has no table"),
         (("flights", "--watch", "--full"), 2, "--full"),
         (("flights", "--watch", "--dry-run"), 2, "--dry-run"),
-        (("flights", "--watch", "--stage", "legs"), 1, "keeps no table"),
+        (("flights", "--watch", "--stage", "legs"), 1, "has no table"),
     ],
 )
 def test_what_cannot_be_compacted_is_told(args: tuple[str, ...], code: int, expected: str) -> None:

@@ -44,7 +44,7 @@ def test_the_app_behind_a_name_is_neither_removed_nor_made_anew_whatever_it_is_c
         for words in (("app", "rm"), ("clone", "rm"), ("clone", "refresh")):
             for dry_run in ((), ("--dry-run",)):
                 said = refused(*words, called, *dry_run)
-                assert "app s is p since it was promoted over it: it is neither removed nor made anew" in said
+                assert "cannot remove or recreate s: it serves as p since its promotion" in said
                 assert "give the name back first (slackwater promote --back --over p)" in said
     assert "app 'other' is a clone that still uses files of p" in refused("app", "rm", "p~1", "--fence", "--dry-run")
     forced = done("app", "rm", "p~1", "--fence", "--force", "--dry-run")
@@ -90,7 +90,7 @@ def test_protection_goes_with_the_name_and_wants_the_name_as_typed(world: World)
     # The old one still wants its own name, which is p~1; p is another's.
     for typed in ("p", "s"):
         assert f"{typed!r} is not its name" in refused("app", "rm", "p~1", "--yes-really", typed)
-    assert "a name is protected for both" in refused("protect", "p~1", "--off", "--yes-really", "p~1")
+    assert "protecting a name covers both apps" in refused("protect", "p~1", "--off", "--yes-really", "p~1")
     assert "done already: the app in folder s is p" in done("promote", "s", "--over", "p")
     assert "to give the name back, give its name once more: --yes-really p" in refused(
         "promote", "--back", "--over", "p"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import slackwater as sw
-from slackwater.snapshot.change.retries import RETRIES
+from slackwater.snapshot.change.stages import RETRIES
 
 from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.operations.repair.rejected.rejecting import mark_retried, reject

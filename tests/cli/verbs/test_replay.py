@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("isolated", "app")
         (("flights@v3",), 2, "names no stage; expected APP/STAGE"),
         (("flights/carrier@v3",), 1, "the nearest: carriers"),
         (("flights/carriers@v99",), 1, "v99"),
-        (("flights/legs@v3", "UA"), 2, "stage 'legs' keeps no table"),
+        (("flights/legs@v3", "UA"), 2, "stage 'legs' has no table"),
         (("flights/carriers@v3", "UA", "AA"), 2, "found 2 values"),
         (("flights/carriers@v3",), 2, "add --code FILE, the program that ran, or set it under [programs]"),
         (("flights/carriers@v3", "--code", __file__), 2, "no Kafka configured"),

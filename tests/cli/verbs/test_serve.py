@@ -46,7 +46,7 @@ def test_a_token_of_certificates_has_no_secret(app: FlightsApp) -> None:
     ("words", "code", "said"),
     [
         (("token", "add", "x", "--app", "flihgts"), 1, "the nearest: flights"),
-        (("token", "add", "x", "--app", "flights", "--verb", "wirte"), 2, "no verb of a token"),
+        (("token", "add", "x", "--app", "flights", "--verb", "wirte"), 2, "not a verb of a token"),
         (("token", "add", "No", "--app", "flights"), 2, "not usable"),
         (("token", "rm", "x"), 1, "no token named 'x'"),
         (("serve", "--client-ca", "slackwater.toml"), 2, "--client-ca needs TLS"),

@@ -6,8 +6,7 @@ import pytest
 from slackwater.client.show.document import TableBlock
 from slackwater.client.show.shown import plain
 from slackwater.client.show.verdict import cause_facts, evidence_of
-from slackwater.snapshot.bisect.causes import Cause
-from slackwater.snapshot.bisect.deploys import ProgramChange, deploy
+from slackwater.snapshot.bisect.causes import Cause, ProgramChange, deploy
 from slackwater.store.versions.manifest import Program
 
 OLD, NEW = Program("app.py", "0" * 32), Program("app.py", "1" * 32)

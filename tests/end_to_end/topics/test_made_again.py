@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import AnotherTopic
-from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.listener import BatchReport
 from slackwater.snapshot.cut.moments import heads_of, stages_of
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.open import open_store

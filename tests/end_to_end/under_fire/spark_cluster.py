@@ -13,9 +13,8 @@ from urllib.request import urlopen
 
 import psutil
 import pyspark
-from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import find_java
-from slackwater.pipeline.dev.process import SupervisedProcess, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_words
 
 from tests.support.running import SHORT_LIVED
 
@@ -69,9 +68,9 @@ def words_of(process: psutil.Process) -> list[str]:
 def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
     """A running cluster whose workers have one core each. Nothing of it is left when the block is, however it is."""
     folder.mkdir()
-    port, web = ports.choose(), ports.choose()
-    url = f"spark://{ports.HOST}:{port}"
-    address = ("--host", ports.HOST, "--webui-port")
+    port, web = choose_port(), choose_port()
+    url = f"spark://{HOST}:{port}"
+    address = ("--host", HOST, "--webui-port")
     started: list[SupervisedProcess] = []
     try:
         started.append(_server(folder, "master", *address, str(web), "--port", str(port)))
@@ -105,7 +104,7 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
         "SPARK_HOME": str(home),
         # As Spark's own scripts say it.
         "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].partition("-")[0],
-        "SPARK_LOCAL_IP": ports.HOST,
+        "SPARK_LOCAL_IP": HOST,
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         **(more or {}),
     }
@@ -118,7 +117,7 @@ def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None
 def _workers(web: int) -> int:
     """How many workers the master knows."""
     try:
-        with urlopen(f"http://{ports.HOST}:{web}/json/", timeout=2) as answer:
+        with urlopen(f"http://{HOST}:{web}/json/", timeout=2) as answer:
             return int(json.load(answer)["aliveworkers"])
     except OSError:
         return 0

@@ -17,17 +17,17 @@ PARTITIONS = 12
 PLACING = f"""
 import json, sys
 from pyspark.sql import functions as F
-from slackwater.pipeline.dev.ports import HOST
-from slackwater.pipeline.spark import task_placement
+from slackwater.pipeline.dev.jvm_server import HOST
+from slackwater.pipeline.spark import placement
 from slackwater.pipeline.spark.session import spark_session
 
 conf = {{"spark.executor.memory": "512m", "spark.driver.host": HOST, "spark.ui.enabled": "false"}}
 with spark_session("placing", master=sys.argv[1], conf=conf) as spark:
-    placed = task_placement.Homes()
+    placed = placement.Homes()
     for _ in sys.stdin:
         rows = placed.place(spark.range(1000), (F.col("id") % {PARTITIONS}).cast("int"), {PARTITIONS})
         assert rows.count() == 1000
-        print(json.dumps(task_placement._located(placed._homes)), flush=True)
+        print(json.dumps(placement._located(placed._homes)), flush=True)
 """
 
 

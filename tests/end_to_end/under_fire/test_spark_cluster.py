@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import boto3
 import psutil
 import pytest
-from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.jvm import _script
 
@@ -30,13 +30,13 @@ class GuardedKafka(EmbeddedKafka):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.guarded_port = ports.choose()
+        self.guarded_port = choose_port()
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         main = super()._prepare(java, classpath)
         settings = self.folder / main[-1]
         lines = settings.read_text().splitlines()
-        door = f",SASL_PLAINTEXT://{ports.HOST}:{self.guarded_port}"
+        door = f",SASL_PLAINTEXT://{HOST}:{self.guarded_port}"
         more = {
             "listeners": door,
             "advertised.listeners": door,
@@ -85,7 +85,7 @@ def guarded(tmp_path: Path, aws_environment: pytest.MonkeyPatch, monkeypatch: py
         boto3.Session().client("s3").create_bucket(Bucket=BUCKET)
         folder = tmp_path / "app"
         folder.mkdir()
-        door = f"{ports.HOST}:{broker.guarded_port}"
+        door = f"{HOST}:{broker.guarded_port}"
         yield Guarded(broker.bootstrap, folder, f"s3://{BUCKET}/state", program=PAIR, guarded=door)
 
 
@@ -93,7 +93,7 @@ def shown_by_spark(ui: int) -> dict[str, str]:
     """What Spark's UI tells of the app that runs: its settings, plans, queries, jobs, and their pages."""
 
     def ask(path: str) -> str:
-        with urlopen(f"http://{ports.HOST}:{ui}/{path}", timeout=20) as answer:
+        with urlopen(f"http://{HOST}:{ui}/{path}", timeout=20) as answer:
             return str(answer.read(), "utf-8", "replace")
 
     api = "api/v1/applications"
@@ -136,7 +136,7 @@ def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhe
     rules = tmp_path / "rules.zip"
     with zipfile.ZipFile(rules, "w") as packed:
         packed.write(APPS / "rules" / "pair_rules.py", "pair_rules.py")
-    events, ui = tmp_path / "events", ports.choose()
+    events, ui = tmp_path / "events", choose_port()
     events.mkdir()
     conf = {
         "spark.eventLog.enabled": "true",
@@ -144,7 +144,7 @@ def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhe
         "spark.eventLog.compress": "false",
         "spark.ui.port": ui,
         "spark.executor.memory": "512m",
-        "spark.driver.host": ports.HOST,
+        "spark.driver.host": HOST,
     }
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     guarded.send(_ENTRIES)

@@ -18,7 +18,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import cancel, find_snapshot, open_requests
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.take.audit_log import list_operations, record
@@ -217,7 +217,7 @@ def test_clones_share_what_is_rewritten_also_under_another_root_and_have_their_o
         each.step_all()
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in runs}
     assert occurrences(root, "N003")
-    with pytest.raises(Refused, match="shares SSTs with 'flights', from which it was cloned"):
+    with pytest.raises(Refused, match="is a clone that still uses files of 'flights'"):
         make(runs[0], cache)
     done = make(app, cache)
     assert [name.split()[0] for name in done.apps] == ["flights", "near", "far", "nearer"]
@@ -398,7 +398,7 @@ def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key
     # Without Kafka nobody can tell.
     asked = KeysAsked.of((KEY,))
     (unproved,) = look(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
-    assert (unproved.records, unproved.why) == (2, "nothing says where Kafka is")
+    assert (unproved.records, unproved.why) == (2, "no Kafka configured")
     app.claim("aircraft")
     app.step("aircraft")
     assert len(held(app, deep=False)) > 0
@@ -459,9 +459,9 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
         make(app, cache, "aircraft=N999")
     with pytest.raises(NotFound, match="plane"):
         make(app, cache, "plane=N003")
-    with pytest.raises(Usage, match="has no table, or no '='"):
+    with pytest.raises(Usage, match="lacks its table, or the '='"):
         make(app, cache, "N003")
-    with pytest.raises(Usage, match="there is no key to be forgotten"):
+    with pytest.raises(Usage, match="no key to forget was given"):
         forget(app.store, cache, "flights", KeysAsked.of([]), by="ada")
     asked = request(app.store, "flights", "under-way", "ada")
     with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):

@@ -79,7 +79,7 @@ def test_channels_beside_the_way_are_compared_by_columns_of_the_same_field() -> 
 def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
     python = stage("people", {"orders": ""}, {"": {"who": of("orders")}})
     with pytest.raises(
-        Refused, match=r"which field of topic 'orders' leads to people.who of app, only the program"
+        Refused, match=r"only the program knows which field of topic 'orders' becomes people.who of app"
     ) as e:
         fields(python).check_clear("app", ["orders"])
     assert "--field people=FIELD" in e.value.hint
@@ -128,5 +128,5 @@ def test_of_several_key_columns_each_has_its_fields_and_one_that_is_the_same_in_
 def test_lineage_in_a_circle_comes_to_an_end() -> None:
     one = stage("people", {"x": "two"}, {"": {"who": of("x", "who")}, "y": {"who": of("x", "who", "f")}}, "y")
     two = stage("two", {"y": "people"}, {"x": {"who": of("y", "who", "g")}}, "x", table=None)
-    with pytest.raises(Exception, match="has more fields than there can be"):
+    with pytest.raises(Exception, match="has too many fields"):
         fields(one, two).rules("x")

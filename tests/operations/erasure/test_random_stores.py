@@ -10,7 +10,7 @@ from slackwater.operations.disaster_recovery.replicate import Replicator
 from slackwater.operations.erasure.family import KeysAsked
 from slackwater.operations.erasure.forget import forget, look
 from slackwater.operations.erasure.held import UNREAD
-from slackwater.pipeline.messages.stored import StoredFormats
+from slackwater.pipeline.messages.decode import StoredFormats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Unavailable
 from slackwater.operations.maintenance.compact import AppCompactor, Compacted, Merge, StageCompactor, plan
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.taking import request, try_complete
@@ -74,7 +74,7 @@ def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp
         lambda name: plan(app.store, app.name, (name,)),
         lambda name: [*compactor(app, cache, name).merge_due()],
     ):
-        with pytest.raises(Refused, match="flights/legs keeps no table"):
+        with pytest.raises(Refused, match="flights/legs has no table"):
             ask("legs")
         with pytest.raises(NotFound, match="the nearest: carriers"):
             ask("carrier")

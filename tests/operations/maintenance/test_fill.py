@@ -14,7 +14,7 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.status.archives import archives_of
+from slackwater.snapshot.status.overview import archives_of
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent

@@ -11,9 +11,8 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.under_way.runners import RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
@@ -172,7 +171,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
 
     remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, on_wait=told.append, pause=pause)
     assert waited == [horizon.SETTLED_MS / 1_000]
-    assert told == ["every stage of flights is retired; in 45 s no runner of it can write any more"]
+    assert told == ["every stage of flights is retired; waiting 45 s until no runner of it can write any more"]
 
 
 def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
@@ -182,7 +181,7 @@ def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
         app.store.clock_ms += round(seconds * 1_000)  # type: ignore[attr-defined]
         app.claim("legs")
 
-    with pytest.raises(Refused, match="stage flights/legs was taken over meanwhile, by test:1"):
+    with pytest.raises(Refused, match="stage flights/legs was taken over meanwhile by test:1"):
         remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, pause=pause)
     assert not keys_of(app.store, keys.stages("flights") + keys.REMOVING)  # type: ignore[arg-type]
     for stage in ("aircraft", "carriers"):
@@ -255,7 +254,7 @@ def promoted(app: FlightsApp, folder: str, over: str, number: int = 1) -> None:
 def test_an_app_that_gets_a_name_while_it_is_being_removed_stays() -> None:
     app = made()
     cloned(app, "flights", "next")
-    with pytest.raises(Refused, match="app next is flights since it was promoted over it"):
+    with pytest.raises(Refused, match="cannot remove or recreate next: it serves as flights"):
         remove_app(app.store, "next", by="t", now_ms=LATER_MS, pause=lambda _s: wait_and(app, "next"))
     assert apps.find_app(app.store, "next") is not None
     assert not keys_of(app.store, keys.stages("next") + keys.REMOVING)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin

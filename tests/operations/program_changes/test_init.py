@@ -95,7 +95,7 @@ def test_what_cannot_begin_so_is_refused_before_spark_starts(diamond: Ledger) ->
         ("debits", ("--offsets", f'{{"{topic}":{{"0":99,"1":-2,"2":-1}}}}'), 1, "to begin at 99, but holds 0..10"),
         ("debits", ("--at", "yesterday"), 2, "--at 'yesterday' is not a time"),
         ("debit", (), 1, "the nearest: debits"),
-        ("moves", (), 1, "keeps no table"),
+        ("moves", (), 1, "has no table"),
         ("branches", ("--sql", "SELECT 1"), 2, "both a file and --sql"),
     ):
         assert said in init(diamond, stage, "rows.parquet", *words, code=code)

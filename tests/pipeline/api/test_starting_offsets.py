@@ -12,8 +12,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
-from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
-from slackwater.pipeline.api.topic import Topic
+from slackwater.pipeline.api.topic import Topic, starting_at, starting_offsets_in, stored_starts
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.run.claim import Claimer

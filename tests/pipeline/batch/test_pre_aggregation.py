@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.errors import BadRecord
-from slackwater.pipeline.batch.job import run_state
+from slackwater.pipeline.batch.job import PLANNED_AT_ONCE, run_state
 from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
-from slackwater.pipeline.batch.query import PLANNED_AT_ONCE
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.plans import listed
 from slackwater.pipeline.spark.session import with_settings
 from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.event_time import Due, Lateness, Times, Watermark
 from slackwater.state.kinds.aggregate import Aggregate
 from slackwater.state.kinds.due import Final
@@ -82,11 +81,11 @@ def table_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema) -> Table:
 
 
 def task_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any) -> StateTask:
-    places = Places("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
+    resources = WorkerResources("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
     version = more.pop("version", 1)
     decides = {name: more.pop(name) for name in ("lateness", "due") if name in more}
     step = Step(table_of(bound, key, rows), bound, version, 0, **decides)
-    return StateTask(places, "w", version, (), step, more.pop("ssts", ()), **more)
+    return StateTask(resources, "w", version, (), step, more.pop("ssts", ()), **more)
 
 
 def spark() -> SparkSession:

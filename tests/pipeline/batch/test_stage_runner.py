@@ -15,17 +15,17 @@ from slackwater.errors import Corruption, Fenced
 from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
-from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.batch.committer import StageMeter
 from slackwater.pipeline.batch.job import Limits, StageConfig, StageJob
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import header_of, send, split
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
+from slackwater.pipeline.listener import BatchReport
+from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.upkeep.meter import StageMeter
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.event_time import BatchTimes
 from slackwater.state.next_version import SentTo, TaskReport
 from slackwater.state.records import Position
@@ -52,7 +52,7 @@ class Looped(StageJob):
 
     def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
         super().__init__(config, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
-        self.stage, self.kafka = config.stage, open_kafka(config.places.kafka)
+        self.stage, self.kafka = config.stage, open_kafka(config.resources.kafka)
         self.jobs = 0
         self.clocks: list[int] = []
         """By which each attempt was to look its keys up."""
@@ -115,7 +115,7 @@ class Running:
         config = StageConfig(
             stage,
             Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
-            Places("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
+            WorkerResources("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
             Limits(None, 0),
             ScratchCheckpoint(self.scratch),
             PlannerFiles(folder / "told"),

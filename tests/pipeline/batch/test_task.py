@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.step import group
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])
@@ -106,8 +106,8 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
         pa.schema([("s", pa.string())]),
     )
     outputs = tuple(OutputTopic(name, name, 4, ("n",)) for name in "abc")
-    places = Places("a", "s", "store", {}, (Path("cache"), 1), 1)
-    parts = WriteTask(places, "w", 2, outputs, schemas)._parts(table)
+    resources = WorkerResources("a", "s", "store", {}, (Path("cache"), 1), 1)
+    parts = WriteTask(resources, "w", 2, outputs, schemas)._parts(table)
     for tag, (schema, (part, targets)) in enumerate(zip(schemas, parts, strict=True)):
         mine = [(to, n) for number, to, n in rows if number == tag]
         assert part.schema == schema

@@ -17,7 +17,7 @@ from slackwater.pipeline.kafka.messages import RowTooLarge, decode, split
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import MOST_RECORD, Properties
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.store.archive.columns import HEADERS
 
 from tests.pipeline.batch.test_task import Message
@@ -154,15 +154,15 @@ def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_tol
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (OutputTopic("by-id", "channel", 2, ("id",)), "repartition topic 'by-id' at v3: the row with id='b' takes"),
-        (OutputTopic("told", "internal"), "sink 'told' at v3: the row takes"),
+        (OutputTopic("by-id", "channel", 2, ("id",)), "repartition topic 'by-id' at v3: the row with id='b' has"),
+        (OutputTopic("told", "internal"), "sink 'told' at v3: the row has"),
     ],
 )
 def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: str) -> None:
     sinks = Sinks(1_000)
-    places = Places("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
+    resources = WorkerResources("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
     rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MOST_RECORD)]})
-    task = WriteTask(places, "w", 3, (target,))
+    task = WriteTask(resources, "w", 3, (target,))
     with pytest.raises(BadRecord, match=said):
         task._send([(target, rows, np.zeros(2, np.int32))], "w.3.1")
     assert sinks.kafka.offsets(target.topic)[1][0] == 0

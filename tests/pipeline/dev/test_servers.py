@@ -29,7 +29,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.cli.main import app
 from slackwater.errors import Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.dev import jars, ports
+from slackwater.pipeline.dev import jars
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port, is_port_open
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedS3
 from slackwater.pipeline.dev.servers import DevServers
@@ -204,7 +205,7 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
         client.put_object(Bucket=BUCKET, Key="flights/app.json", Body=b"{}")
 
     with pytest.raises(Refused, match="Kafka runs already, on port"):
-        DevServers(ours).up(kafka_port=ports.choose())
+        DevServers(ours).up(kafka_port=choose_port())
 
     # What is killed comes back with its records, on its port; the other one goes on.
     client = {"bootstrap.servers": first["environment"]["SLACKWATER_KAFKA"], "log_level": 0}
@@ -217,7 +218,7 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
     broker_pid = first["servers"][0]["pid"]
     psutil.Process(broker_pid).kill()
     eventually(lambda: not psutil.pid_exists(broker_pid))
-    assert not ports.is_open(int(first["servers"][0]["address"].rpartition(":")[2]))
+    assert not is_port_open(int(first["servers"][0]["address"].rpartition(":")[2]))
     assert [each["state"] for each in dev("status")] == ["stopped", "running"]
     second = dev("up")
     assert second["started"] == ["Kafka"]
@@ -281,13 +282,13 @@ def test_a_server_that_cannot_start_says_why_and_none_is_left(folder: Path) -> N
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(folder: Path) -> None:
-    with socket.create_server((ports.HOST, 0)) as other:
+    with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(Refused, match=f"S3 cannot listen on port {port}") as raised:
             DevServers(folder).up(s3_port=port)
         assert "--s3-port" in raised.value.hint
-        assert ports.choose(port) != port
-    assert ports.choose(port) == port
+        assert choose_port(port) != port
+    assert choose_port(port) == port
 
 
 @pytest.mark.parametrize("kind", [EmbeddedS3, pytest.param(EmbeddedKafka, marks=pytest.mark.kafka)])
@@ -329,7 +330,7 @@ def test_two_folders_that_come_up_at_once_have_servers_of_their_own(
 ) -> None:
     # Both want the usual ports.
     for name in ("KAFKA_PORT", "S3_PORT"):
-        monkeypatch.setattr(f"slackwater.pipeline.dev.servers.{name}", ports.choose())
+        monkeypatch.setattr(f"slackwater.pipeline.dev.servers.{name}", choose_port())
     both = [DevServers(folder / name) for name in ("one", "two")]
     try:
         with ThreadPoolExecutor(2) as threads:

@@ -45,9 +45,9 @@ class SecuredKafka(EmbeddedKafka):
     def answers(self) -> bool:
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
-        from slackwater.pipeline.dev import ports
+        from slackwater.pipeline.dev.jvm_server import is_port_open
 
-        if not ports.is_open(self.port):
+        if not is_port_open(self.port):
             return False
         try:
             self.client(ADMIN).partition_counts(timeout_s=2)

@@ -16,6 +16,7 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
 from slackwater.snapshot.query.log import Remaining
+from slackwater.state.records import Range
 from slackwater.store.archive import index, objects
 from slackwater.store.archive.columns import HEADERS, SCHEMA
 from slackwater.store.archive.extents import Extent
@@ -182,8 +183,8 @@ def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_da
 
     def found(first: int, sent: int) -> list[str]:
         attempts = frozenset({"a1", "a2"})
-        where = (TOPIC, 0, first, first + 1, sent)
-        chunks = list(read_rows(behind, *where, lambda some: decode(some, attempts, rows.schema), patience_s=1))
+        part = Range(0, first, first + 1, sent)
+        chunks = list(read_rows(behind, TOPIC, part, lambda some: decode(some, attempts, rows.schema), patience_s=1))
         return [tail for each in chunks for tail in each["tail"].to_pylist()]
 
     assert found(0, 3) == ["N001"]

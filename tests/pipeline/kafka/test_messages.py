@@ -27,7 +27,7 @@ from slackwater.pipeline.kafka.messages import (
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.state.records import Position
+from slackwater.state.records import Position, Range
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import Manifest, Output
@@ -105,23 +105,23 @@ def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged:
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
-    check_count("t", 1, 4, 9, found, None, [])
+    check_count("t", Range(1, 4, 9, None), found, [])
     if found == sent:
-        check_count("t", 1, 4, 9, found, sent, [])
+        check_count("t", Range(1, 4, 9, sent), found, [])
     else:
         with pytest.raises(
             Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*, but the manifests say {sent}(\n|$)"
         ):
-            check_count("t", 1, 4, 9, found, sent, [])
+            check_count("t", Range(1, 4, 9, sent), found, [])
 
 
 def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> None:
     forgotten, lost = KeysForgotten("keys were forgotten"), Gone("no longer there")
-    check_count("t", 1, 4, 9, 2, 3, [forgotten])
+    check_count("t", Range(1, 4, 9, 3), 2, [forgotten])
     with pytest.raises(Corruption):
-        check_count("t", 1, 4, 9, 4, 3, [forgotten])
+        check_count("t", Range(1, 4, 9, 3), 4, [forgotten])
     with pytest.raises(Gone, match="no longer there"):
-        check_count("t", 1, 4, 9, 2, 3, [forgotten, lost])
+        check_count("t", Range(1, 4, 9, 3), 2, [forgotten, lost])
 
 
 class Written:

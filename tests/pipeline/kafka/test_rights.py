@@ -14,7 +14,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.kafka.channels import group_of
 from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.kafka.protocol import Broken, Kafka, TransactionSettings
-from slackwater.pipeline.publish.prepare import check_targets
+from slackwater.pipeline.publish.sinks import check_targets
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka

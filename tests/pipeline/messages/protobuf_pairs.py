@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 from slackwater.pipeline.messages.protobuf import _compiled
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.messages.registry import Schema
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, note
 from slackwater.pipeline.messages.decode import open_reader, read_batch
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.messages.registry import Schema
 
 from tests.models.profiles import scaled
 from tests.pipeline.messages.avro_pairs import Pair, kind_of, pairs

@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, note
 from slackwater.pipeline.messages.decode import open_reader, read_batch
 from slackwater.pipeline.messages.protobuf import _compiled
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.messages.registry import Schema
 
 from tests.models.profiles import scaled
 from tests.pipeline.messages.protobuf_pairs import Pair, pairs

@@ -21,11 +21,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.messages.decode import reading
+from slackwater.pipeline.messages.decode import StoredFormats, reading
 from slackwater.pipeline.messages.protobuf import _compiled
-from slackwater.pipeline.messages.registry import forget_latest
-from slackwater.pipeline.messages.schema import Schema
-from slackwater.pipeline.messages.stored import StoredFormats
+from slackwater.pipeline.messages.registry import Schema, forget_latest
 from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.avro import AvroReader
 from slackwater.pipeline.messages.decode import open_reader, read_batch, reasoned, with_reason
-from slackwater.pipeline.messages.schema import BadMessage, Schema
+from slackwater.pipeline.messages.registry import BadMessage, Schema
 
 from tests.models.profiles import scaled
 from tests.pipeline.messages.avro_messages import changes, encoded, expected, record

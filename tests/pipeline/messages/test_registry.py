@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from slackwater.errors import NotFound, Refused, Unavailable, Usage
-from slackwater.pipeline.dev import ports
-from slackwater.pipeline.messages.registry import USER_INFO, Registry
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.dev.jvm_server import HOST, choose_port
+from slackwater.pipeline.messages.registry import USER_INFO, Registry, Schema
 
 Answer = Callable[[str, str], tuple[int, str]]
 """From the path and the header Authorization to a status and a body."""
@@ -33,14 +32,14 @@ def answering(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer((ports.HOST, 0), Handler) as server:
+    with ThreadingHTTPServer((HOST, 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{ports.HOST}:{server.server_port}"
+        yield f"http://{HOST}:{server.server_port}"
         server.shutdown()
 
 
 def test_a_registry_that_is_away_is_waited_for_so_long_and_then_named() -> None:
-    registry = Registry.of(f"http://{ports.HOST}:{ports.choose()}/", 0.2)
+    registry = Registry.of(f"http://{HOST}:{choose_port()}/", 0.2)
     with pytest.raises(Unavailable, match=rf"the schema registry at {registry.url} has not answered for") as caught:
         registry.by_id(1)
     assert "nothing is lost" in caught.value.hint

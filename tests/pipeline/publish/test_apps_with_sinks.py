@@ -22,11 +22,11 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.messages.json_rows import objects
+from slackwater.pipeline.messages.json_messages import objects
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.change.retries import ask
+from slackwater.snapshot.change.stages import request_retry
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 
@@ -264,7 +264,7 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_on
     verify_app(stored)
 
     # As long as the topic takes none such, it waits; and then it is published, once.
-    ask(store, app.name, "latest", by="test", now_ms=1)
+    request_retry(store, app.name, "latest", by="test", now_ms=1)
     assert len(run()) == 2
     (record,) = stored.rejected().records
     assert (record.attempts, record.retried) == (2, None)
@@ -272,7 +272,7 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_set_aside_and_published_on
     topic = ConfigResource("topic", out, incremental_configs=[most])
     admin = AdminClient(dict(broker.properties))
     admin.incremental_alter_configs([topic])[topic].result(30)
-    ask(store, app.name, "latest", by="test", now_ms=2)
+    request_retry(store, app.name, "latest", by="test", now_ms=2)
     assert run() == [(b"small1", b"a"), (b"small2", b"b"), (b"big", large)]
     assert run()[2:] == [(b"big", large)]
     assert stored.rejected().records == ()

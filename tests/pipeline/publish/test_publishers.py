@@ -22,9 +22,9 @@ from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transactions, TransactionSettings
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.outgoing import batch_bytes
-from slackwater.pipeline.publish.prepare import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
-from slackwater.pipeline.run.topic_watch import TopicWatch
+from slackwater.pipeline.publish.sinks import claimed, create_internal
+from slackwater.pipeline.run.housekeeping import TopicWatch
 from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, commit, keys, published

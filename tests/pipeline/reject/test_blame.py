@@ -18,7 +18,7 @@ from slackwater.pipeline.reject.table import DeadLetter
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.failing import Failure, StateFailed, StateFailure
 from slackwater.state.records import Range
 
@@ -150,13 +150,13 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     program = "def mine(batches):\n    for batch in batches:\n        yield batch\n"
     # No broker has this address.
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-    places = Places("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
-    feed = KafkaFeed(places, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
+    resources = WorkerResources("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
+    feed = KafkaFeed(resources, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
     error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
     assert "Unavailable" in str(error)
     assert blamed(error) is None
     with pytest.raises(PySparkException) as caught:
-        run_write(spark.range(1), WriteTask(places, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
+        run_write(spark.range(1), WriteTask(resources, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
     assert "did not accept messages" in str(caught.value)
     assert blamed(caught.value) is None
 

@@ -61,7 +61,7 @@ def shown(*lines: str, words: tuple[str, ...] = ("run",), kafka: str = "localhos
             "no repartition topic named 'orders'",
             "slackwater.topic('orders')",
         ),
-        ([*HEAD, STAGE.replace("key='country', ", ""), FUNCTION], "keeps state but has no key", "say key=[...]"),
+        ([*HEAD, STAGE.replace("key='country', ", ""), FUNCTION], "keeps state but has no key", "add key=[...]"),
         ([*HEAD, STAGE.replace("key=", "trigger=10, key="), FUNCTION], "trigger is 10", 'trigger="10 seconds"'),
         ([*HEAD, STAGE.replace("key=", "table={}, key="), FUNCTION], "table is {}", "slackwater.table(partitions=4)"),
         ([*HEAD, STAGE.replace("key=", "event_time='1h', key="), FUNCTION], "event_time", "slackwater.event_time("),

@@ -17,7 +17,7 @@ from slackwater.pipeline.kafka.messages import send
 from slackwater.pipeline.run.claim import Claimer
 from slackwater.snapshot.change.stages import absent, retire
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query import log
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app

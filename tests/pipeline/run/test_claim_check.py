@@ -124,7 +124,7 @@ def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -
         (sw.join("a", "b", within="1 hour"), "rows that wait for a join"),
         (Sessions(Final(sw.aggregate(n=sw.count())), "visit"), "sessions that are open"),
     ):
-        with pytest.raises(Refused, match=f"the table of stage shop/till has {what}") as refused:
+        with pytest.raises(Refused, match=f"its table holds {what}") as refused:
             check_takes_rows("shop/till", kind)
         assert "starting_timestamp" in refused.value.hint
     check_takes_rows("shop/till", sw.aggregate(n=sw.count()))

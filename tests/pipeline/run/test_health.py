@@ -7,9 +7,8 @@ from urllib.request import urlopen
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.run.health import Health
-from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, StageLag
+from slackwater.pipeline.run.monitoring import Health, Metrics
+from slackwater.snapshot.status.overview import InputLag, StageLag
 
 
 @dataclass

@@ -8,10 +8,10 @@ from urllib.request import urlopen
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
-from slackwater.pipeline.batch.committer import Committed
-from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
+from slackwater.pipeline.batch.committer import Committed, report_of
+from slackwater.pipeline.listener import BatchReport, StateFigures
+from slackwater.pipeline.run.monitoring import Metrics
+from slackwater.snapshot.status.overview import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.counting import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
@@ -34,7 +34,7 @@ def commit() -> BatchReport:
     old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1, partition=1)
     before, after = manifest(1, old, offset=0), manifest(2, flushed, old, merged, offset=5)
     after = replace(after, stats=Stats(gets=3, puts=2, bytes_read=70, keys=5, searched=8, filtered=2, cache_hits=1))
-    return BatchReport.of(Committed(before, after, 0.3, 0.02, 0), (TaskReport("w.2.0", 5, (flushed,)),))
+    return report_of(Committed(before, after, 0.3, 0.02, 0), (TaskReport("w.2.0", 5, (flushed,)),))
 
 
 def test_a_commit_is_counted_in_the_words_of_the_field() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.pipeline.run.snapshot_completer import Completer
+from slackwater.pipeline.run.supervisor import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.kafka_topics import Topics
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests

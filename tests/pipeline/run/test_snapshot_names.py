@@ -1,6 +1,6 @@
 """The names of snapshots that a run tells of: what they are, and what looking them up takes of the store."""
 
-from slackwater.pipeline.run.snapshot_completer import snapshot_names
+from slackwater.pipeline.run.supervisor import snapshot_names
 from slackwater.snapshot.cut.stored import Request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

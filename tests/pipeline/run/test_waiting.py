@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark import InheritableThread, SparkStageInfo
 from pyspark.sql import SparkSession
-from slackwater.pipeline.run.waiting import queued_groups, waits_for
-from slackwater.snapshot.status.lag import InputLag, StageLag
+from slackwater.pipeline.run.housekeeping import queued_groups, waits_for
+from slackwater.snapshot.status.overview import InputLag, StageLag
 
 PATIENCE_S = 60.0
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.pipeline.source.checkpoint import ScratchCheckpoint
+from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.state.records import Position
+from slackwater.state.records import Position, Range
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
@@ -381,13 +381,14 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
         assert sum(end.consumed) - sum(at.consumed) == rows
         names = {attempt for output in taken for attempt in output.attempts}
         assert planner.attempts(at.version, end.version) == names
-        counts = {part.partition: part for part in _ranges("t", at, end, frozenset(names))}
+        counts = {read.part.partition: read for read in _ranges("t", at, end, frozenset(names))}
         for partition, (first, until) in enumerate(zip(at.offsets, end.offsets, strict=True)):
             read = counts.pop(partition, None)
             rows = sum(wrote.rows[partition] for wrote in history[at.version : end.version])
             assert (read is None) == (rows == 0), "markers are not read"
             if read is not None:
-                assert (read.start, read.end, read.attempts, read.rows) == (first, until, names, rows)
+                assert read.part == Range(partition, first, until, rows)
+                assert read.attempts == names
         assert not counts
         at = end
         if data.draw(st.booleans(), "restarted"):
@@ -397,7 +398,7 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
 
 
 def ranges(start: Position, end: Position) -> list[tuple[int, int, int, int | None]]:
-    return [(part.partition, part.start, part.end, part.rows) for part in _ranges("t", start, end)]
+    return [(read.part.partition, read.part.first, read.part.last, read.part.rows) for read in _ranges("t", start, end)]
 
 
 def test_ranges_are_counted_where_both_ends_of_them_are() -> None:

@@ -7,8 +7,8 @@ import pytest
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.snapshot.cut.stored import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
-from slackwater.snapshot.under_way import hold as holds
-from slackwater.snapshot.under_way.hold import LAPSE_S, Hold
+from slackwater.snapshot.under_way import runners as holds
+from slackwater.snapshot.under_way.runners import HOLD_LAPSE_S, Hold
 from slackwater.store.objects.counting import CountingStore, Prices, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
@@ -84,7 +84,7 @@ def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Wa
 def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_that(watched: Watched) -> None:
     def held(renewed: int, *offsets: int, tell: bool = False) -> None:
         until = {"flights": offsets}
-        holds.hold(watched.store, [Hold(APP, APP, "other", "test", renewed, until, 1_000 + renewed)], tell=tell)
+        holds.put_holds(watched.store, [Hold(APP, APP, "other", "test", renewed, until, 1_000 + renewed)], tell=tell)
 
     watched.wait(100)
     assert watched.told.bounds("flights") is None
@@ -103,13 +103,13 @@ def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_t
         held(renewed, 5, 4)
         watched.wait(2)
     assert watched.watch.held
-    watched.wait(LAPSE_S + 2)
+    watched.wait(HOLD_LAPSE_S + 2)
     assert not watched.watch.held
     assert watched.told.bounds("flights") is None
     assert watched.told.woken("s", 6, 5_000) == 7
     held(20, 6, 6)
     watched.wait(2)
     assert watched.told.bounds("flights") == (6, 6)
-    holds.release(watched.store, [APP])
+    holds.release_holds(watched.store, [APP])
     watched.wait(2)
     assert watched.told.bounds("flights") is None

@@ -11,6 +11,7 @@ from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader, _Range
 from slackwater.pipeline.source.wake import PlannerFiles
+from slackwater.state.records import Range
 from slackwater.store.archive import index
 from slackwater.store.archive.columns import SCHEMA
 from slackwater.store.archive.extents import Extent
@@ -60,7 +61,7 @@ def read(folder: Path, kafka: MemoryKafka, first: int = 0, until: tuple[int, ...
     )
     schema = from_arrow_schema(SOURCE)
     reader = TopicSourceReader(options, schema, Private(kafka.properties))
-    batches = list(reader.read(_Range(TOPIC, 0, first, COUNT)))
+    batches = list(reader.read(_Range(TOPIC, Range(0, first, COUNT))))
     assert len(batches) == 1, "what is left of many batches comes in few"
     return told(pa.Table.from_batches(batches))
 

@@ -8,8 +8,7 @@ import pytest
 from slackwater.errors import AnotherTopic, Unavailable
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.patience import Patience
-from slackwater.pipeline.kafka.protocol import Kafka, Record
+from slackwater.pipeline.kafka.protocol import Kafka, Patience, Record
 from slackwater.pipeline.source.planner import Pace, TopicPlanner
 from slackwater.state.records import Position
 

@@ -5,7 +5,7 @@ import datetime
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.spark.expressions import at_time, impurities
+from slackwater.pipeline.spark.clock import at_time, impurities
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 AT = datetime.datetime(2001, 9, 9, 1, 46, 40, 500_000)  # noqa: DTZ001  in the session's time zone, UTC

@@ -67,7 +67,7 @@ def test_workers_are_forked_with_what_a_task_needs_and_from_the_installed_pyspar
         import pyspark
 
         for _ in batches:
-            loaded = "slackwater.pipeline.batch.state_task" in sys.modules
+            loaded = "slackwater.pipeline.batch.task" in sys.modules
             yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "loaded": [loaded]})
 
     spark = SparkSession.getActiveSession()

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.api.update import parse_ddl
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.state_task import StateTask
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.source.spark_types import arrow_of
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.kinds.upsert import upsert
 from slackwater.state.step import Step
 from slackwater.store.objects.open import open_store
@@ -65,11 +65,11 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
         2,
         ttl=Ttl(86_400_000, "at"),
     )
-    places = Places("app", "stage", str(tmp_path / "store"), {}, (tmp_path / "cache", 1 << 30), 10)
-    store, cache = open_store(places.store), SstCache(tmp_path / "mine", 1 << 30)
+    resources = WorkerResources("app", "stage", str(tmp_path / "store"), {}, (tmp_path / "cache", 1 << 30), 10)
+    store, cache = open_store(resources.store), SstCache(tmp_path / "mine", 1 << 30)
 
     def batch(ssts: tuple[Sst, ...], version: int, clock_ms: int) -> tuple[tuple[Sst, ...], int]:
-        task = StateTask(places, "w", version, (), Step(table, bound, version, clock_ms), ssts)
+        task = StateTask(resources, "w", version, (), Step(table, bound, version, clock_ms), ssts)
         results = run_state(frame, task)
         event_ms = max(result.event_ms for result in results if result.event_ms is not None)
         return (*(sst for result in results for sst in result.ssts), *ssts), event_ms

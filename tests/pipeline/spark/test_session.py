@@ -23,10 +23,10 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
 from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, settings_of
-from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.spark.session import running_session, spark_session
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.records import Position
-from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Place, S3Settings
+from slackwater.store.objects.s3_settings import S3Access, S3Credentials, S3Place, S3Settings
 from typer.testing import CliRunner
 
 from tests.support.running import APPS, PAIR
@@ -169,9 +169,9 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
     sent.write_bytes(data)
     program = (
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
-        "import slackwater.pipeline.batch.state_task, slackwater.pipeline.source.readers\n"
+        "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers\n"
         "import slackwater.state.kinds.aggregate, slackwater.state.kinds.update, slackwater.state.kinds.upsert\n"
-        "import slackwater.store.objects.s3.store, slackwater as sw\n"
+        "import slackwater.store.objects.s3_store, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"
         "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"
         f"assert all(file.startswith({str(sent)!r}) for file in ours), ours\n"
@@ -233,14 +233,14 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
 
 def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     access = S3Access(S3Place("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
-    places = Places("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, elsewhere=True)
-    assert PASSWORD not in repr(places) + repr(Options(store="s3://bucket", kafka=KAFKA))
-    assert "AKIAHUSH" not in repr(places)
+    resources = WorkerResources("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, elsewhere=True)
+    assert PASSWORD not in repr(resources) + repr(Options(store="s3://bucket", kafka=KAFKA))
+    assert "AKIAHUSH" not in repr(resources)
     monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
-    assert places.cache_here() == (Path("/driver"), 1)
+    assert resources.cache_here() == (Path("/driver"), 1)
     monkeypatch.setenv("SLACKWATER_CACHE", "/worker")
-    assert places.cache_here() == (Path("/worker"), 1)
-    here = Places("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30)
+    assert resources.cache_here() == (Path("/worker"), 1)
+    here = WorkerResources("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30)
     assert here.cache_here() == (Path("/driver"), 1)
 
 

@@ -18,8 +18,7 @@ from slackwater.pipeline.source.options import Private, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, TopicSourceReader
 from slackwater.pipeline.source.spark_types import arrow_of
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.plans import first_column, optimised_paths, plan_of
-from slackwater.pipeline.spark.shares import needed_shares, of_share
+from slackwater.pipeline.spark.plans import first_column, needed_shares, of_share, optimised_paths, plan_of
 from slackwater.state.records import Position
 from slackwater.store.sst.hashing import KeyShare
 

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.spark.task_placement import Homes, _cached
+from slackwater.pipeline.spark.placement import Homes, _cached
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from slackwater.pipeline.telemetry import under_way
+from slackwater.pipeline.telemetry import logs
 from slackwater.pipeline.telemetry.spans import Tracing, traceparents, tracing_of
 from slackwater.store.versions.manifest import Input, Manifest
 
@@ -38,10 +38,10 @@ class Traced:
 
 def test_a_batch_has_a_span_and_its_commit_one_below_it() -> None:
     traced = Traced()
-    with traced.tracing.batch("a", "s") as batch, under_way.working_on("a", "s", 2):
-        trace = under_way.fields()
+    with traced.tracing.batch("a", "s") as batch, logs.working_on("a", "s", 2):
+        trace = logs.fields()
         with batch.committed(manifest(1, 0), manifest(2, 5), 0.25, ["t[0] 0..5"], [PARENT, "nonsense", OTHER]):
-            told = under_way.fields()
+            told = logs.fields()
     found = traced.spans
     assert found.keys() == {"process a/s", "commit a/s"}
     process, commit = found["process a/s"], found["commit a/s"]
@@ -72,13 +72,13 @@ def test_a_batch_has_a_span_and_its_commit_one_below_it() -> None:
     ]
     ids = {"trace_id": f"{process.context.trace_id:032x}", "span_id": f"{process.context.span_id:016x}"}
     assert trace == told == {"app": "a", "stage": "s", "version": 2, **ids}
-    assert under_way.fields() == {}
-    with under_way.running("a"):
-        assert under_way.fields() == {"app": "a"}
-        with under_way.running("b"), under_way.working_on("b", "s", 3):
-            assert under_way.fields() == {"app": "b", "stage": "s", "version": 3}
-        with under_way.running("b"):
-            assert under_way.fields() == {}
+    assert logs.fields() == {}
+    with logs.running("a"):
+        assert logs.fields() == {"app": "a"}
+        with logs.running("b"), logs.working_on("b", "s", 3):
+            assert logs.fields() == {"app": "b", "stage": "s", "version": 3}
+        with logs.running("b"):
+            assert logs.fields() == {}
 
 
 def test_a_batch_that_fails_says_the_class_of_its_error_and_no_value() -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_imported_where_nothing_is_configured() -> None:
     program = (
         "import sys, os\n"
         "for name in [each for each in os.environ if each.startswith(('OTEL_', 'OPENLINEAGE'))]: del os.environ[name]\n"
-        "from slackwater.pipeline.run import runner, metrics\n"
+        "from slackwater.pipeline.run import monitoring, runner\n"
         "from slackwater.pipeline.telemetry import lineage, spans\n"
         "assert spans.tracing_of() is None and not lineage.is_configured()\n"
         "assert not [each for each in sys.modules if each.startswith(('opentelemetry', 'openlineage'))]\n"

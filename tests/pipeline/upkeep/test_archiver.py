@@ -18,7 +18,7 @@ from slackwater.pipeline.source import spool
 from slackwater.pipeline.source.spool import InputSpool
 from slackwater.pipeline.upkeep import archiver
 from slackwater.pipeline.upkeep.archiver import Archiver
-from slackwater.snapshot.status.archives import status_of
+from slackwater.snapshot.status.overview import status_of
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import ArchiveIndex

@@ -9,9 +9,9 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
-from slackwater.pipeline.upkeep.prefetcher import Prefetcher
+from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.spark.worker_resources import WorkerResources
+from slackwater.pipeline.upkeep.upkeep import Prefetcher
 from slackwater.state.next_version import TaskReport
 from slackwater.state.step import Step
 from slackwater.store.objects.counting import CountingStore
@@ -175,8 +175,8 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
         .append_column("_op", pa.array(np.zeros(60_000, np.int8)))
     )
     old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    places = Places("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
-    task = StateTask(places, "w", 2, (), Step(table, state, 2, 0), (old,))
+    resources = WorkerResources("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
+    task = StateTask(resources, "w", 2, (), Step(table, state, 2, 0), (old,))
     asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
     reports: list[pa.RecordBatch] = []
     # As in a worker: in a thread that is not the main one, interrupts stay as they are.

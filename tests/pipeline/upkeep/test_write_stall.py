@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.upkeep.write_stall import Compacting, Stall, Triggers
+from slackwater.pipeline.upkeep.upkeep import Compacting, Stall, Triggers
 
 TRIGGERS = Triggers(20, 36)
 

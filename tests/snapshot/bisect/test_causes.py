@@ -5,9 +5,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.client.show.verdict import notes, sentence
-from slackwater.snapshot.bisect.absences import absence, untouched
-from slackwater.snapshot.bisect.causes import CLASSES, Cause, CauseKind, unknown
-from slackwater.snapshot.bisect.deploys import change_before, guess
+from slackwater.snapshot.bisect.causes import (
+    CLASSES,
+    Cause,
+    CauseKind,
+    absence,
+    change_before,
+    guess,
+    unknown,
+    untouched,
+)
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Address, Verdict

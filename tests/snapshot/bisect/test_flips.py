@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.snapshot.bisect.between import Between
 from slackwater.snapshot.bisect.endpoints import find_ends
-from slackwater.snapshot.bisect.flips import scan_if_cheap
+from slackwater.snapshot.bisect.flips import row_local, scan_if_cheap
 from slackwater.snapshot.bisect.predicate import Predicate, Where, check
 from slackwater.snapshot.bisect.session import Command
 from slackwater.snapshot.bisect.verdict import Flips
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.query.row_local import row_local
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

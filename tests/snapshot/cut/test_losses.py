@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, start_at
+from slackwater.pipeline.run.supervisor import Completer
 from slackwater.pipeline.spark.user_errors import translate
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
-from slackwater.snapshot.gc.reachable import reachable
-from slackwater.snapshot.gc.retention import AppState, Retention, StageState
+from slackwater.snapshot.gc.reachable import AppState, Retention, StageState, reachable
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import pin

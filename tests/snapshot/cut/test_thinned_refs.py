@@ -9,7 +9,7 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut.graph import raise_senders, violations
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.versions import history, horizon
 from slackwater.store.versions.horizon import Boundary
 from slackwater.store.versions.manifest import Manifest

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.diff.equality import in_order, like, unlike
+from slackwater.snapshot.diff.equality import in_order, like, unequal_records, unlike
 from slackwater.snapshot.diff.key_changes import KeyChanges
-from slackwater.snapshot.diff.near_records import unequal
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b", None])), max_size=8)
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
@@ -112,7 +111,7 @@ def sent(*values: object) -> pa.Table:
 def test_records_of_json_are_equal_but_for_the_last_bits_of_floats() -> None:
     ours = sent({"k": "a", "sum": 0.1 + 0.2}, {"k": "b", "sum": 1.5}, {"k": "c", "n": 1}, b"\xff", [["k", 1.5]])
     theirs = sent({"sum": 0.3, "k": "a"}, {"k": "b", "sum": 1.6}, {"k": "c", "n": 2}, b"\xfe", {"k": 1.5})
-    left = unequal(ours, theirs)
+    left = unequal_records(ours, theirs)
     assert [rows["value"].to_pylist() for rows in left] == [
         ours["value"].to_pylist()[1:],
         theirs["value"].to_pylist()[1:],
@@ -121,12 +120,12 @@ def test_records_of_json_are_equal_but_for_the_last_bits_of_floats() -> None:
 
 def test_of_equal_records_as_many_are_left_as_one_side_has_more() -> None:
     ours, theirs = sent({"sum": 0.1 + 0.2}, {"sum": 0.1 + 0.2}), sent({"sum": 0.3})
-    assert [rows.num_rows for rows in unequal(ours, theirs)] == [1, 0]
+    assert [rows.num_rows for rows in unequal_records(ours, theirs)] == [1, 0]
 
 
 def test_rows_of_a_function_are_compared_by_their_columns() -> None:
     ours, theirs = pa.table({"k": ["a", "b"], "sum": [0.1 + 0.2, 1.0]}), pa.table({"k": ["a", "b"], "sum": [0.3, 2.0]})
-    assert [rows["k"].to_pylist() for rows in unequal(ours, theirs)] == [["b"], ["b"]]
+    assert [rows["k"].to_pylist() for rows in unequal_records(ours, theirs)] == [["b"], ["b"]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10**6)), max_size=20), st.randoms())

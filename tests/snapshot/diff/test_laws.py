@@ -9,10 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from slackwater.snapshot.diff import candidates, stored_rows
-from slackwater.snapshot.diff.key_history import RowChange, key_changes
+from slackwater.snapshot.diff.key_history import RowChange, VersionList, key_changes
 from slackwater.snapshot.diff.moments import table_diff
 from slackwater.snapshot.diff.stored_rows import StoredKey, TableSide
-from slackwater.snapshot.diff.versions import VersionList
 from slackwater.store.sst.hashing import KeyShare, normalise_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest

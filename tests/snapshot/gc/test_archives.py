@@ -4,7 +4,7 @@ import pytest
 from slackwater.client.show import maintenance
 from slackwater.common import instants
 from slackwater.snapshot.gc.collect import collect, explain
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import INDEXES, ArchiveIndex

@@ -13,19 +13,17 @@ from slackwater.operations.maintenance.protection import Protection
 from slackwater.operations.maintenance.removal import Removal, remove_app
 from slackwater.operations.staging.refresh import Refreshing
 from slackwater.snapshot.change.migrate import carry_out
-from slackwater.snapshot.change.retries import RetryRequest
+from slackwater.snapshot.change.stages import RetryRequest
 from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, notify, read_snapshot
 from slackwater.snapshot.gc import census
 from slackwater.snapshot.gc.census import KINDS, ObjectKind, kind_of
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.under_way.edit_request import EditRequest
-from slackwater.snapshot.under_way.hold import Hold
-from slackwater.snapshot.under_way.runners import Beat
+from slackwater.snapshot.under_way.runners import Beat, EditRequest, Hold
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore

@@ -8,11 +8,10 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import of_snapshot
 from slackwater.snapshot.gc.collect import Collected, collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.versions import commit, history, horizon, keys, published
 from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import Place

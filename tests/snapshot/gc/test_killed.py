@@ -1,7 +1,7 @@
 """A collection that is killed leaves a whole history, and the next one ends it."""
 
 import pytest
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.versions import history
 
 from tests.support.collecting import Killed, check_whole, gc, keys_of, killed_at_each_request, old_app, store_of

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 

@@ -9,10 +9,9 @@ from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.sql import connect
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slackwater.common.durations import DAY_MS, HOUR_MS
 from slackwater.errors import Usage
 from slackwater.settings import load
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 
 
 def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:

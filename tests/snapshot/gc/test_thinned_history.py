@@ -8,7 +8,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, horizon

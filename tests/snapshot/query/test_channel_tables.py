@@ -13,8 +13,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.snapshot.query.answers import arrow_of, channel_tables
 from slackwater.snapshot.query.sql import connect, names_channels, run_query
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.read.cache import SstCache
 
 from tests.support.histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, app_of, flights

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.first_rows import FIRST, first_rows
+from slackwater.snapshot.query.columns import FIRST, first_rows
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.models.profiles import scaled

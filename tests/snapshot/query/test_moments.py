@@ -10,7 +10,7 @@ from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query import moments
+from slackwater.snapshot.query import clauses
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.memory import MemoryStore
@@ -239,7 +239,7 @@ def test_a_stretch_that_makes_no_sense_is_refused(app: FlightsApp, cache: SstCac
 def test_more_versions_than_one_query_reads_are_refused_with_a_step(
     app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moments, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(clauses, "MAX_VERSIONS", 3)
     with pytest.raises(Usage, match="the whole table at 5 versions; at most 3 are allowed") as caught:
         ask(app, cache, "FROM versions('carriers')")
     assert "versions('carriers', '-1h', 'now', '10m')" in caught.value.hint

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.query.row_local import pairs
+from slackwater.snapshot.diff.equality import pairs
 
 SCHEMA = pa.schema([("k", pa.string()), ("x y", pa.float64()), ("l", pa.list_(pa.int64()))])
 ROWS = st.lists(

@@ -17,10 +17,9 @@ from slackwater.client.show import values
 from slackwater.errors import Refused
 from slackwater.operations.exchange.iceberg.export import IcebergExport
 from slackwater.settings import Settings
-from slackwater.snapshot.query import row_local
+from slackwater.snapshot.diff import equality
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.sst.arrow_types import python_rows
-from slackwater.store.sst.showable import all_showable, escaped, showable
+from slackwater.store.sst.arrow_types import all_showable, escaped, python_rows, showable
 
 from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, raw, shown, text, write_app
 
@@ -138,8 +137,8 @@ def test_an_edit_by_sql_is_refused_where_it_would_write_other_strings(client: tu
 
 def test_rows_are_compared_whatever_they_hold() -> None:
     ours, theirs = raw(FIRST), raw([*FIRST[:3]])
-    assert row_local.only_in(ours, theirs)["n"].to_pylist() == [4]
-    assert row_local.places_of(showable(raw(FIRST[1:2])), ours).tolist() == [1]
+    assert equality.only_in(ours, theirs)["n"].to_pylist() == [4]
+    assert equality.places_of(showable(raw(FIRST[1:2])), ours).tolist() == [1]
 
 
 STRINGS = st.binary(max_size=6) | st.text(max_size=4).map(str.encode)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from slackwater.cli import main
 from slackwater.common import instants
-from slackwater.snapshot.status.overview import hourly, recent, usage_since
+from slackwater.snapshot.status.cost import hourly, recent, usage_since
 from slackwater.store.objects.counting import CountingStore, Prices, Stats, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store

@@ -5,8 +5,7 @@ import time
 import pytest
 from slackwater.cli.reporter import idle
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.status.lag import InputLag, StageLag, input_lag, sink_lags
-from slackwater.snapshot.status.overview import stages_at
+from slackwater.snapshot.status.overview import InputLag, StageLag, input_lag, sink_lags, stages_at
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
 from slackwater.store.versions.published import Place
 

@@ -8,8 +8,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Request, cancel, list_snapshots, open_requests, read_snapshot
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.remove import remove, remove_or_withdraw
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove, remove_or_withdraw
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

@@ -12,7 +12,7 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.kafka_topics import Topics
 from slackwater.snapshot.cut.stored import SNAPSHOTS, Request, Snapshot, cancel, find_snapshot, open_requests
 from slackwater.snapshot.take import capture
-from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import remove
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.versions import keys
 from slackwater.store.versions.commit import commit, successor

@@ -26,7 +26,7 @@ from slackwater.operations.repair.rewind_offsets import Scenario
 from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.promote import promote
 from slackwater.operations.staging.refresh import refresh
-from slackwater.snapshot.change import retries
+from slackwater.snapshot.change import stages
 from slackwater.snapshot.change.edit import edit
 from slackwater.snapshot.change.migrate import find_plan, finish_earlier, migrate
 from slackwater.snapshot.change.migration import finish_newest
@@ -38,20 +38,17 @@ from slackwater.snapshot.cut.refs import parse
 from slackwater.snapshot.cut.replicas import PREFIX, Recovery, Replica
 from slackwater.snapshot.cut.stored import REQUESTS, Request
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove_or_withdraw
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import pin, remove_or_withdraw
 from slackwater.snapshot.take.taking import request
-from slackwater.snapshot.under_way.edit_request import EDITS, EditRequest
-from slackwater.snapshot.under_way.exclusion import HERE, LAW, Does, Intent, check_exclusion, refusal
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
-from slackwater.snapshot.under_way.signs import SIGNS, UnderWay
+from slackwater.snapshot.under_way.exclusion import HERE, LAW, SIGNS, Does, Intent, UnderWay, check_exclusion, refusal
+from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat, EditRequest
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import exists
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, forgotten, history, keys, notes
+from slackwater.store.versions import apps, history, keys, notes
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten import Forgetting
+from slackwater.store.versions.forgotten import Forgetting, begin
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
 from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ulid import ULID
@@ -179,7 +176,7 @@ def asked_edit(world: World) -> None:
 
 
 def forgetting(world: World) -> None:
-    forgotten.begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
+    begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
 
 
 def change(world: World) -> None:
@@ -330,7 +327,7 @@ ACT: dict[Intent, Callable[[World], object]] = {
     Intent.CLONE: lambda world: world.clone(APP, "other"),
     Intent.REFRESH: do_refresh,
     Intent.REMOVE: lambda world: remove_app(world.store, APP, by=BY, now_ms=world.now_ms(), pause=world.pause),
-    Intent.RETRY: lambda world: retries.ask(world.store, APP, "aircraft", by=BY, now_ms=world.now_ms()),
+    Intent.RETRY: lambda world: stages.request_retry(world.store, APP, "aircraft", by=BY, now_ms=world.now_ms()),
     Intent.RESCALE: lambda world: rescale(world.store, APP, "aircraft", 4, by=BY, now_ms=world.now_ms()),
     Intent.RETIRE: lambda world: retire(world.store, APP, "carriers", by=BY, now_ms=world.now_ms()),
     Intent.COMPACT: do_compact,

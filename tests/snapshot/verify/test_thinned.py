@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.versions import history, horizon, keys

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.batch.state_task import MARK, StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import MARK, StateTask
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.snapshot.change.migrate import find_plan, lines, migrate
 from slackwater.state.event_time import Lateness, Times, Watermark, due_after
 from slackwater.state.fits import Declared, DeclaredStage
@@ -47,8 +47,8 @@ class Noting(Step):
 
 
 @dataclass(frozen=True)
-class InMemory(Places):
-    """Places of a store in memory."""
+class InMemory(WorkerResources):
+    """WorkerResources of a store in memory."""
 
     memory: MemoryStore = field(default_factory=MemoryStore)
     kept: SstCache = field(default_factory=lambda: SstCache(Path(os.devnull) / "cache", 0))
@@ -69,8 +69,8 @@ class Stage(Committing):
 
     def __post_init__(self) -> None:
         self.table = self.declared(self.bound, self.state)
-        self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
-        self.begin(self.places.memory, self.table)
+        self.resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
+        self.begin(self.resources.memory, self.table)
 
     def declared(self, bound: Bound, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
@@ -95,15 +95,15 @@ class Stage(Committing):
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
         if falling is not None and falling.pending:
-            places = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
-            marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
+            resources = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
+            marks = pa.Table.from_pylist([{"_hash": each} for each in resources], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         late_by = self.bound.late_by(window_of(self.rows))
         late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
         step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
         task = StateTask(
-            dataclasses.replace(self.places, app=self.head.app),
+            dataclasses.replace(self.resources, app=self.head.app),
             "w",
             self.head.version + 1,
             (),

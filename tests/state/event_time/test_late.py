@@ -12,8 +12,8 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.batch.state_task import StateTask
-from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.event_time import Lateness, Times, Watermark
 from slackwater.state.kinds.due import window_of
 from slackwater.state.step import Step
@@ -80,9 +80,9 @@ class Stage(Committing):
         )
         rows = rows.append_column("_hash", pa.array(hash_keys(rows, KEY)))
         bound_ms = (CLOCK + AHEAD) * MINUTE_MS
-        places = Places("a", "s", str(self.folder), {}, (self.folder / "cache", 1 << 30), 1.0)
+        resources = WorkerResources("a", "s", str(self.folder), {}, (self.folder / "cache", 1 << 30), 1.0)
         task = StateTask(
-            places,
+            resources,
             "w",
             self.head.version + 1,
             (),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.pipeline.batch.state_task import MARK, StateTask
+from slackwater.pipeline.batch.task import MARK, StateTask
 from slackwater.state.event_time import Lateness, Times, Watermark, due_after
 from slackwater.state.kinds.due import Final
 from slackwater.state.kinds.join import BoundJoin, How, Waiting, pairs

@@ -61,7 +61,7 @@ def rows_of(stage: Stage) -> list[dict[str, Any]]:
     parts = [
         rows
         for partition in range(stage.table.partitions)
-        for rows in merged_rows(stage.store, stage.places.kept, stage.head.ssts, stage.table, partition, 0)
+        for rows in merged_rows(stage.store, stage.resources.kept, stage.head.ssts, stage.table, partition, 0)
     ]
     return [row for part in parts for row in part.to_pylist()]
 

@@ -11,8 +11,8 @@ from slackwater.store.objects.local import LocalStore, SpooledStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 from slackwater.store.read.fetch import RangeReader
 from slackwater.store.versions.manifest import Sst
 

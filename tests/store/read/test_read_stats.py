@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.batch.committer import Committer, PendingVersion
-from slackwater.pipeline.upkeep.meter import StageMeter
+from slackwater.pipeline.batch.committer import Committer, PendingVersion, StageMeter
 from slackwater.store.objects.counting import CountingStore, Reads, SharedCounts, Stats, looked_up, shared_stats
 from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import MemoryStore

@@ -25,7 +25,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.sst import expiry, ttl
+from slackwater.store.sst import schema, ttl
 from slackwater.store.sst.schema import EXPIRES
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 
@@ -250,12 +250,12 @@ def test_event_times_are_milliseconds_whatever_their_type(
     table = replace(TABLE, values=(Column("at", kind),), ttl=Ttl(7, "at"))
     rows = columns(table.values, [(value,) for value in values])
     rows = rows.append_column("_op", pa.array([0] * len(values), pa.int8()))
-    stamped = expiry.with_expiry(rows, table, 123)
+    stamped = schema.with_expiry(rows, table, 123)
     assert stamped[EXPIRES].to_pylist() == [None if at is None else at + 7 for at in expected]
-    assert expiry.latest_event_ms(stamped, table.ttl) == max(at for at in expected if at is not None)
+    assert schema.latest_event_ms(stamped, table.ttl) == max(at for at in expected if at is not None)
     deleted = rows.set_column(1, "_op", pa.array([1] * len(values), pa.int8()))
-    assert expiry.with_expiry(deleted, table, 123)[EXPIRES].null_count == len(values)
-    assert expiry.latest_event_ms(deleted, table.ttl) is None
+    assert schema.with_expiry(deleted, table, 123)[EXPIRES].null_count == len(values)
+    assert schema.latest_event_ms(deleted, table.ttl) is None
 
 
 @scaled(30)
@@ -299,8 +299,8 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
 def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     off = replace(TABLE, ttl=Ttl(0))
     rows = pa.table({"v": [1], "_op": pa.array([0], pa.int8())})
-    assert expiry.with_expiry(rows, off, 5)[EXPIRES].to_pylist() == [None]
-    assert expiry.with_expiry(rows, FOR_EVER, 5) == rows
+    assert schema.with_expiry(rows, off, 5)[EXPIRES].to_pylist() == [None]
+    assert schema.with_expiry(rows, FOR_EVER, 5) == rows
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ def test_whatever_a_replay_raises_is_why_no_record_is_named(tmp_path: Path) -> N
     stage = Stage(state.bind([ROWS], ("user",)), ("user",), ROWS, state.stored)
     stage.batch([{"user": "b", "amount": 7, "at": 1}])
     where = "SELECT user FROM s WHERE user = 'b'"
-    verdict = bisect(stage.store, stage.places.kept, "a", where)
+    verdict = bisect(stage.store, stage.resources.kept, "a", where)
     app, bound = sw.App("a"), state.bind([ROWS], ("user",))
     app.stage(name="s", reads=sw.topic("t"), key="user", state=state)(lambda rows: rows)
     shape = Shape({}, {}, ("user",), stage.declared(bound, state.stored), bound)
     # Its stage has no input of this program: what a replay then raises is no error of ours.
-    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     found = find_record(program, verdict, Where(where))
     assert found.reason.startswith("ValueError: ")
     assert (found.hops, found.message, found.proved) == ((), None, False)
@@ -45,14 +45,14 @@ def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path,
     stage.batch([{"user": "a", "amount": 1, "at": 0}])
     stage.batch([{"user": "b", "amount": 7, "at": 1}])
     where = "SELECT user FROM s WHERE user = 'b'"
-    verdict = bisect(stage.store, stage.places.kept, "a", where)
+    verdict = bisect(stage.store, stage.resources.kept, "a", where)
     # The program is another now: its table has one column more, or its stage another name.
     changed = sw.aggregate(n=sw.count(), most=sw.max("amount"))
     bound = changed.bind([ROWS], ("user",))
     shape = Shape({}, {}, ("user",), stage.declared(bound, changed.stored), bound)
     app = sw.App("a")
     app.stage(name=name, reads=sw.topic("t"), key="user", state=changed)(lambda rows: rows)
-    program = LoadedProgram(app, None, {name: shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    program = LoadedProgram(app, None, {name: shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     found = find_record(program, verdict, Where(where))
     assert not found.hops
     assert (

@@ -19,7 +19,7 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Verdict
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

@@ -58,7 +58,7 @@ def test_a_session_that_is_over_takes_no_record_by_itself_either(tmp_path: Path)
         lambda rows: rows
     )
     shape = Shape({}, {}, ("user",), stage.table, bound, late_by=("visit",))
-    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.places.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
+    program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     made = pa.Table.from_pylist(clicks, schema=ROWS)
     made = made.append_column("_hash", pa.array(hash_keys(made, ["user"]))).append_column(RECORD, pa.array([0, 1]))
     found = bad_alone(Given(program, before, stage.head, made=made), Where("SELECT user FROM s WHERE visit[1].n > 1"))

@@ -6,7 +6,7 @@ from functools import partial
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history
@@ -50,7 +50,7 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
         )
     report = verify(store, cut, deep=True)
     assert report.consistent, report.differences
-    if (found := replicas.newest_cut(store, app.name)) is not None:
+    if (found := replicas.CUTS.newest(store, app.name)) is not None:
         assert verify(store, f"{app.name}@{found.snapshot}", now_ms=LATER_MS).consistent
     return True
 

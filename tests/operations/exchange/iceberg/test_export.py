@@ -14,8 +14,8 @@ from slackwater.operations.exchange.iceberg.table import IcebergTable
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
-from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.gc.reachable import Retention
+from slackwater.snapshot.take.snapshots import remove
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import ensure_app

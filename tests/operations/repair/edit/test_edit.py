@@ -17,8 +17,7 @@ from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.stored_rows import TableSide
 from slackwater.snapshot.query.row_source import RowSource
 from slackwater.snapshot.take.audit_log import because, list_operations
-from slackwater.snapshot.under_way.edit_request import EDITS
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.kinds.aggregate import aggregate, mean
 from slackwater.state.kinds.aggregate import max as largest

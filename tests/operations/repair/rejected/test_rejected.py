@@ -9,12 +9,12 @@ from slackwater.operations.repair.rejected_listing import rejected
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.change import retries
+from slackwater.snapshot.change import stages
 from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.verify.verify import verify
@@ -142,16 +142,16 @@ def test_what_waits_is_listed_newest_first_with_all_that_is_known(app: FlightsAp
 
 
 def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsApp) -> None:
-    assert retries.waiting(app.store, "flights") == {"aircraft": 4}
-    first = retries.ask(app.store, "flights", "aircraft", by="ada", now_ms=1)
-    assert retries.ask(app.store, "flights", "aircraft", by="bob", now_ms=2) == first
-    assert retries.RETRIES.all(app.store, "flights") == (first,)
-    retries.RETRIES.remove(app.store, first.id, "flights")
-    assert retries.RETRIES.all(app.store, "flights") == ()
+    assert stages.rejected_waiting(app.store, "flights") == {"aircraft": 4}
+    first = stages.request_retry(app.store, "flights", "aircraft", by="ada", now_ms=1)
+    assert stages.request_retry(app.store, "flights", "aircraft", by="bob", now_ms=2) == first
+    assert stages.RETRIES.all(app.store, "flights") == (first,)
+    stages.RETRIES.remove(app.store, first.id, "flights")
+    assert stages.RETRIES.all(app.store, "flights") == ()
     with pytest.raises(Refused, match="flights/legs has no rejected records to retry"):
-        retries.ask(app.store, "flights", "legs", by="ada", now_ms=3)
+        stages.request_retry(app.store, "flights", "legs", by="ada", now_ms=3)
     with pytest.raises(NotFound):
-        retries.waiting(app.store, "flights", "no-such")
+        stages.rejected_waiting(app.store, "flights", "no-such")
 
 
 def test_a_stage_that_bears_the_name_owns_it() -> None:

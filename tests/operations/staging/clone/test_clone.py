@@ -14,8 +14,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

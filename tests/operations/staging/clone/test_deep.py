@@ -8,7 +8,7 @@ from slackwater.operations.staging.clone import clone
 from slackwater.operations.staging.clone_plan import ClonePlan, Terms
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
-from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

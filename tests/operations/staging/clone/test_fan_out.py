@@ -10,8 +10,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.answers import channel_tables
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history

@@ -8,8 +8,7 @@ from slackwater.errors import NotFound, SlackwaterError
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
-from slackwater.snapshot.take.remove import remove
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.versions import apps
 
 from tests.support.collecting import AgingStore

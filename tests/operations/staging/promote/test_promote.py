@@ -20,10 +20,9 @@ from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import Start, preflight
 from slackwater.snapshot.change.stages import commit_retired
-from slackwater.snapshot.change.standing import Standing
-from slackwater.snapshot.change.switch import MovedOn
+from slackwater.snapshot.change.switch import MovedOn, Standing
 from slackwater.snapshot.cut.moments import heads_of
-from slackwater.snapshot.under_way import hold as holds
+from slackwater.snapshot.under_way import runners as holds
 from slackwater.snapshot.under_way.runners import RUNNERS
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
@@ -276,10 +275,10 @@ def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
 
     def pause() -> None:
         world.now_s += 0.1
-        holds.hold(world.store, [holds.Hold("p", "p", "other", "eve@host", len(said), {}, None)], tell=False)
+        holds.put_holds(world.store, [holds.Hold("p", "p", "other", "eve@host", len(said), {}, None)], tell=False)
         said.append(1)
 
-    holds.hold(world.store, [holds.Hold("p", "p", "other", "eve@host", 99, {}, None)], tell=True)
+    holds.put_holds(world.store, [holds.Hold("p", "p", "other", "eve@host", 99, {}, None)], tell=True)
     with pytest.raises(Refused, match="eve@host is promoting other over p right now"):
         promote_with(world, pause=pause)
 

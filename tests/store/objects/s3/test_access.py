@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
+from slackwater.store.objects import s3_client
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import access_to, open_store, take
-from slackwater.store.objects.s3 import client
-from slackwater.store.objects.s3.settings import S3Access, S3Credentials, S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Access, S3Credentials, S3Settings
+from slackwater.store.objects.s3_store import S3Store
 
 from tests.support.s3_servers import BUCKET, signed
 
@@ -132,12 +132,12 @@ def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_add
     first = access()
     store = open_store(f"s3://{BUCKET}", place=take(first))
     assert signs_with(store) == (ACCESS_KEY, SECRET_KEY, None)
-    before = len(client._connections)
+    before = len(s3_client._connections)
     for n in range(50):
         renewed = replace(first, credentials=S3Credentials(f"key-{n}", f"secret-{n}", f"token-{n}"))
         again = open_store(f"s3://{BUCKET}", place=take(renewed))
         assert signs_with(store) == signs_with(again) == (f"key-{n}", f"secret-{n}", f"token-{n}")
-    assert len(client._connections) == before
+    assert len(s3_client._connections) == before
 
 
 def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.settings import load
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 
 from tests.support.running import Ledger
 from tests.support.s3_servers import BUCKET

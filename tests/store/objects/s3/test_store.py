@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit
 

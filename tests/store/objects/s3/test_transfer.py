@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.store.objects.s3.settings import S3Settings
-from slackwater.store.objects.s3.store import S3Store
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
 
 from tests.support.s3_proxy import S3Proxy
 from tests.support.s3_servers import BUCKET

@@ -1,0 +1,399 @@
+"""State as code written for Spark: `processor(...)` for `transformWithState`, `pandas_state(...)` for frames.
+
+Rows are converted from Arrow to `Row` or to pandas frames, and what the code returns to Arrow.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+from pyspark.sql.types import StructType
+
+from ...common.arguments import checked
+from ...errors import Refused, Usage
+from ...state.kinds.kind import BatchMoment
+from ...state.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
+from ...state.kinds.processor import Processor, ProcessorCode, TimeMode
+from ...state.kinds.spark_code import Handle
+from ...state.kinds.state_variables import Form, StateColumn, Variable
+from ...state.kinds.structs import Fields
+from ...store.sst.arrow_types import from_arrow, to_arrow
+from .update import Columns, schema_of
+
+TIME_MODES: dict[str, TimeMode] = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
+
+
+@checked
+def processor(
+    processor: StatefulProcessor,
+    output: Columns,
+    *,
+    time_mode: str = "None",
+    output_mode: Literal["Append", "Update"] = "Update",
+    in_pandas: bool = False,
+    order_by: Sequence[str] | str = (),
+    initial_state: str = "",
+) -> Processor:
+    """Declare a table kept by an unchanged class written for Spark's `transformWithState`.
+
+    `df.groupBy("user").transformWithState(MyProcessor(), output, "Update", "EventTime")` becomes a stage with
+    `key="user"`, `state=sw.processor(MyProcessor(), output, time_mode="EventTime")`, whose function returns `df`. Each
+    state variable that `init` requests is a column of the table with the variable's name: a value is a struct, a list a
+    list of structs, a map a map of structs to structs. With a time mode, the column `timers` has a key's timers,
+    milliseconds since 1970 UTC. Rows that the class returns are sent to the stage's outputs.
+
+    The rows of a key come in the order of the topic's or channel's partition; rows of one key from several partitions
+    come in no fixed order, unless `order_by` sorts them. Maps iterate in the order of their keys, timers are ascending.
+
+    Args:
+        processor: An instance of the class. Each batch begins with a copy of it.
+        output: Columns of the returned rows, as a DDL string, Spark's type, or an Arrow schema.
+        time_mode: As in Spark, the time of timers: `"None"`, `"ProcessingTime"`, the wall clock at the batch's start,
+            or `"EventTime"`, the stage's watermark.
+        output_mode: As in Spark, which emits rows as they are returned in both modes.
+        in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; otherwise
+            `Row`s.
+        order_by: Columns that sort a key's rows.
+        initial_state: Name of the stage's second input, whose rows are passed to `handleInitialState` before the rows
+            of the first input in the same batch; the stage's function then returns a DataFrame for each input.
+
+    Raises `Usage` for an unknown mode.
+    """
+    mode = TIME_MODES.get(time_mode.casefold())
+    if mode is None:
+        raise Usage(f"processor: time_mode is {time_mode!r}; expected 'None', 'ProcessingTime' or 'EventTime'")
+    if output_mode.casefold() not in ("append", "update"):
+        raise Usage(
+            f"processor: output_mode is {output_mode!r}; expected 'Update' or 'Append'",
+            hint="for the complete table, use `slackwater query`",
+        )
+
+    @cache
+    def pickled() -> bytes:
+        # Pickled when first bound: only then is the program's module registered for pickling by value.
+        return cloudpickle.dumps(processor)  # type: ignore[no-untyped-call, no-any-return]
+
+    @cache
+    def columns() -> tuple[StateColumn, ...]:
+        recorder, instance = _VariableRecorder(), cloudpickle.loads(pickled())
+        instance.init(recorder)
+        instance.close()
+        return tuple(recorder.columns.values())
+
+    def begin(key: tuple[str, ...]) -> _InstanceOfBatch:
+        return _InstanceOfBatch(pickled(), mode, key)
+
+    order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    python = AsFrames() if in_pandas else AsRows()
+    code = ProcessorCode(
+        type(processor).handleInputRows, columns, lambda: schema_of(output), begin, python, order, initial_state
+    )
+    return Processor(mode, code=code)
+
+
+@dataclass(slots=True)
+class _VariableRecorder:
+    """Handle for `init` outside a batch: records the requested state variables."""
+
+    columns: dict[str, StateColumn] = field(default_factory=dict)
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
+        return self._note("value", stateName, schema, ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
+        return self._note("list", stateName, schema, ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: Any,
+        valueSchema: Any,
+        ttlDurationMs: int | None = None,
+    ) -> object:
+        return self._note("map", stateName, valueSchema, ttlDurationMs, userKeySchema)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self.columns.pop(stateName, None)
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused(
+            f"init() uses {name} of its handle; expected only requests for state variables: there is no key yet"
+        )
+
+    def _note(self, form: Form, name: str, fields: Any, ttl_ms: int | None, key: Any = None) -> object:
+        label = f"{form} state {name!r}"
+        if name in self.columns:
+            raise Refused(f"init() asks for {label} twice", hint="give the other one another name")
+        if ttl_ms is not None and ttl_ms <= 0:
+            raise Refused(f"{label} has a time to live of {ttl_ms} ms; expected a positive one")
+        of_key = _struct(label, key) if key is not None else None
+        if of_key is not None and (nested := [field.name for field in of_key if pa.types.is_nested(field.type)]):
+            raise Refused(f"the key of {label} has the field {nested[0]!r}, which is {of_key.field(nested[0]).type}")
+        self.columns[name] = StateColumn(name, Variable(form, ttl_ms or 0), _struct(label, fields), of_key)
+        return _UnusableVariable(label)
+
+
+class _UnusableVariable:
+    """A state variable outside a batch; any use raises `Refused`."""
+
+    def __init__(self, label: str) -> None:
+        self._what = label
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused(f"init() uses {self._what}, and there is no key yet", hint="use it in handleInputRows()")
+
+
+def _struct(label: str, columns: Any) -> pa.StructType:
+    """Return the fields of a state variable as tables store them. Raises `Refused` if no table can."""
+    try:
+        return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
+    except Usage as error:
+        raise Refused(f"{label} cannot be kept: {error.message}", hint=error.hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceOfBatch:
+    """Creates the instance for a batch."""
+
+    pickled: bytes
+    mode: TimeMode
+    key: tuple[str, ...]
+
+    def __call__(self, handle: Handle, moment: BatchMoment) -> "_Instance":
+        instance: StatefulProcessor = cloudpickle.loads(self.pickled)
+        instance.init(handle)  # type: ignore[arg-type]
+        # As in Spark: no times without timers, and a watermark of at least 0.
+        now_ms = moment.until_ms if self.mode == "ProcessingTime" else moment.wall_ms
+        watermark_ms = moment.until_ms if self.mode == "EventTime" else moment.watermark_ms
+        values = TimerValues(-1, -1) if self.mode == "None" else TimerValues(now_ms or 0, max(0, watermark_ms or 0))
+        return _Instance(instance, values, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    """An instance of the user's class, for one batch."""
+
+    instance: StatefulProcessor
+    times: Any
+    key: tuple[str, ...]
+
+    def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
+        return self.instance.handleInputRows(key, rows, self.times)
+
+    def initial(self, key: Any, rows: Iterator[Any]) -> None:
+        for row in rows:
+            self.instance.handleInitialState(key, row, self.times)
+
+    def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
+        # As in Spark, only this method gets a key with named fields.
+        return self.instance.handleExpiredTimer(Row(*self.key)(*key), self.times, ExpiredTimerInfo(at_ms))
+
+    def close(self) -> None:
+        self.instance.close()
+
+
+Ids = npt.NDArray[np.int32]
+
+
+class _AsPython:
+    def struct(self, kind: pa.StructType) -> StructType:
+        """Return Spark's type of these structs."""
+        return from_arrow_schema(pa.schema(list(kind)))
+
+
+class AsRows(_AsPython):
+    """Converts each row to a `Row`."""
+
+    def keys(self, keys: pa.Table) -> list[Any]:
+        """Return each key as a tuple."""
+        return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+
+    def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
+        """Return a function from a key's position to its rows; None for a key without rows."""
+        python_rows = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
+        ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
+        return lambda key: iter(python_rows[ends[key] : ends[key + 1]]) if ends[key] < ends[key + 1] else None
+
+    def nothing(self, _rows: pa.Schema) -> Iterator[Any]:
+        """Return an iterator without rows."""
+        return iter(())
+
+    def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
+        """Convert rows to a table, by field names; missing fields are null."""
+        names, nested = schema.names, any(pa.types.is_nested(kind) for kind in schema.types)
+        tuples: list[tuple[Any, ...]] = []
+        for row in output:
+            if not isinstance(row, Row):
+                raise Refused(
+                    f"the class returned {type(row).__name__}; expected Row", hint="in_pandas=True for frames"
+                )
+            fields = getattr(row, "__fields__", None)
+            if fields is None:
+                raise Refused(
+                    "the class returned a Row without names", hint=f"Row({', '.join(f'{n}=…' for n in names)})"
+                )
+            if fields == names and not nested:
+                tuples.append(row)
+            else:
+                values = row.asDict(recursive=True)
+                tuples.append(tuple(values.get(name) for name in names))
+        return _table(list(zip(*tuples, strict=True)) or [()] * len(names), schema, nan_is_null=False)
+
+
+class AsFrames(_AsPython):
+    """Converts the rows of a key to a pandas frame."""
+
+    def keys(self, keys: pa.Table) -> list[Any]:
+        """Return each key as a tuple."""
+        return list(_frame(keys).itertuples(index=False, name=None))
+
+    def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
+        """Return a function from a key's position to its rows as one frame; None for a key without rows."""
+        frame = _frame(rows)
+        ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
+
+        def group(key: int) -> Iterator[Any] | None:
+            if ends[key] == ends[key + 1]:
+                return None
+            return iter([frame.iloc[ends[key] : ends[key + 1]].reset_index(drop=True)])
+
+        return group
+
+    def nothing(self, rows: pa.Schema) -> Iterator[Any]:
+        """Return one frame without rows."""
+        return iter([pd.DataFrame(columns=rows.names)])
+
+    def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
+        """Convert frames to a table, by column names, or by position if the names are no strings."""
+        names, rows = schema.names, []
+        for frame in output:
+            if not isinstance(frame, pd.DataFrame):
+                raise Refused(f"the code returned {type(frame).__name__}; expected a pandas DataFrame")
+            if not len(frame):
+                continue
+            columns = frame.columns.tolist()
+            if any(isinstance(name, str) for name in columns):
+                if missing := [name for name in names if name not in columns]:
+                    raise Refused(f"a frame lacks the column {missing[0]!r}; it has {', '.join(map(str, columns))}")
+                frame = frame if columns == names else frame[names]
+            elif len(columns) != len(names):
+                raise Refused(f"a frame has {len(columns)} columns; expected {len(names)}: {', '.join(names)}")
+            # Convert all columns at once: most frames have few rows, and converting each column costs more.
+            rows += frame.to_numpy(dtype=object).tolist()
+        return _table(list(zip(*rows, strict=True)) or [()] * len(names), schema, nan_is_null=True)
+
+
+def _frame(rows: pa.Table) -> pd.DataFrame:
+    """Convert rows as Spark does for such functions: times without a zone, in UTC, and Python's own numbers."""
+    columns = {}
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            column = column.cast(pa.timestamp("us"))
+        elif pa.types.is_integer(kind):
+            column = column.cast(pa.int64())
+        elif pa.types.is_floating(kind):
+            column = column.cast(pa.float64())
+        columns[name] = column.to_pandas(date_as_object=True, coerce_temporal_nanoseconds=True, maps_as_pydicts="lossy")
+    return pd.DataFrame(columns)
+
+
+def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: bool) -> pa.Table:
+    """Convert Python values to columns. Raises `Refused` that names the column that does not fit."""
+    arrays = []
+    for column, values in zip(schema, columns, strict=True):
+        try:
+            arrays.append(pa.array(values, column.type, from_pandas=nan_is_null))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise Refused(f"column {column.name!r} of the returned rows does not fit {column.type}: {error}") from error
+    return pa.table(arrays, schema=schema)
+
+
+_NO_TIMESTAMP = GroupState.NO_TIMESTAMP
+
+
+@checked
+def pandas_state(
+    function: Callable[..., Any],
+    output: Columns,
+    state: Columns,
+    timeout: Timeout = "NoTimeout",
+    *,
+    order_by: Sequence[str] | str = (),
+) -> PandasState:
+    """Declare a table kept by an unchanged function written for Spark's `applyInPandasWithState`.
+
+    `df.groupBy("user").applyInPandasWithState(fn, output, state, "append", timeout)` becomes a stage with `key="user"`,
+    `state=sw.pandas_state(fn, output, state, timeout)`, whose function returns `df`. The fields of the state are
+    columns of the table. Frames that the function returns are sent to the stage's outputs.
+
+    Args:
+        function: `function(key, frames, state)`, with Spark's `GroupState`.
+        output: Columns of the returned frames, as a DDL string, Spark's type, or an Arrow schema.
+        state: Columns of a key's state, in the same forms.
+        timeout: As in Spark (`GroupStateTimeout`): `"NoTimeout"`, `"ProcessingTimeTimeout"`, by the wall clock, or
+            `"EventTimeTimeout"`, by the stage's watermark. If the call for a timeout changes nothing, the key keeps its
+            state and has no timeout.
+        order_by: Columns that sort a key's rows; default the order in the topic's partition.
+
+    Raises `Usage` for an unknown timeout.
+    """
+    if timeout not in get_args(Timeout):
+        raise Usage(f"pandas_state: timeout is {timeout!r}; expected one of {', '.join(get_args(Timeout))}")
+    order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    code = FunctionCode(
+        function,
+        lambda: schema_of(state),
+        lambda: schema_of(output),
+        _CallsOfBatch(function, timeout),
+        AsFrames(),
+        order,
+    )
+    return PandasState(timeout, code=code)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallsOfBatch:
+    """Creates the calls of the function in a batch."""
+
+    function: Callable[..., Any]
+    timeout: Timeout
+
+    def __call__(self, moment: BatchMoment) -> Callable[..., Called]:
+        now_ms, watermark_ms = moment.wall_ms or 0, moment.watermark_ms
+        if self.timeout == "EventTimeTimeout":
+            watermark_ms = moment.until_ms
+        elif moment.until_ms is not None:
+            now_ms = moment.until_ms
+
+        def call(key: Any, frames: Iterator[Any], value: Fields | None, timed_out: bool) -> Called:
+            state = GroupState(
+                optionalValue=Row(*value) if value is not None else None,  # type: ignore[arg-type]
+                batchProcessingTimeMs=now_ms,
+                eventTimeWatermarkMs=max(0, watermark_ms or 0),
+                timeoutConf=self.timeout,
+                hasTimedOut=timed_out,
+                watermarkPresent=watermark_ms is not None or self.timeout == "EventTimeTimeout",
+                defined=value is not None,
+                updated=False,
+                removed=False,
+                timeoutTimestamp=_NO_TIMESTAMP,
+                keyAsUnsafe=b"",
+                valueSchema=None,  # type: ignore[arg-type]
+            )
+            frames_out = list(self.function(key, frames, state))
+            # Spark's own worker reads these fields from the state's JSON.
+            at_ms, changed = state._timeout_timestamp, state._updated or state._removed
+            return Called(frames_out, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
+
+        return call

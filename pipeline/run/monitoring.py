@@ -1,0 +1,327 @@
+"""What monitoring sees of a runner: Prometheus metrics, and its liveness and readiness, as probes ask for them.
+
+The metrics are one registry, updated by the same events as the terminal. Names follow Prometheus' conventions (base
+units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (bytes written by
+batches and by compactions, to be divided).
+
+A run is live while it makes progress on pending work. Waiting for records, or for a broker or a store within its
+timeout, is healthy: a restart would not help. These hang: a JVM that does not answer, a driver loop that does not come
+round, a batch in which no Spark task ends, and a stage that starts no batch although records are there. Times are
+seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app, start_http_server
+
+from ...errors import Refused
+from ...snapshot.status.overview import StageLag
+from ..listener import ArchiveState, BatchReport, Listener
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+HUNG_S = 600.0
+"""Seconds without progress after which pending work counts as hanging, at least."""
+_TIMES_USUAL = 10
+"""Allowed duration without progress, as a multiple of the longest of a stage's recent batches."""
+_SPARK_S = 60.0
+"""Seconds that Spark's JVM may not answer, for example during garbage collection."""
+_LOOP_S = 60.0
+"""Seconds that one round of the driver's loop may take, beyond the timeout of store and broker."""
+_CHECKED_S = 30.0
+"""Seconds for which a check that this runner owns its stages counts; the runner checks every five seconds."""
+_REMEMBERED = 20
+"""Number of recent batches of a stage."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Observed progress of one stage."""
+
+    moved_s: float
+    """Time of the last progress: a batch began or ended, a version was committed, or a Spark task ended."""
+    trigger_s: float
+    busy: bool = False
+    version: int = 0
+    began_s: float = 0.0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    unread: bool = False
+    unread_s: float = 0.0
+    """Time since which records wait for the stage."""
+
+
+@dataclass(slots=True)
+class Health(Listener):
+    """Collects signs of progress, and answers probes. Thread-safe."""
+
+    hung_s: float = HUNG_S
+    clock: Callable[[], float] = time.monotonic
+    _loop_s: float = _LOOP_S
+    _stages: dict[str, _Stage] = field(default_factory=dict)
+    """Progress by stage. Empty before batches run, and after `ending`."""
+    _is_held: Callable[[str], bool] = lambda _stage: False
+    _doing: str = "starting"
+    _at_s: float = 0.0
+    """Time when the loop last came round, or when the current step outside of the loop began."""
+    _spark_s: float = 0.0
+    _spark: Hashable = None
+    _checked_s: float = float("-inf")
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._at_s = self.clock()
+
+    def doing(self, what: str) -> None:
+        with self._lock:
+            self._doing, self._at_s = what, self.clock()
+
+    def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+        with self._lock:
+            now = self.clock()
+            self._loop_s, self._is_held = patience_s + min(_LOOP_S, self.hung_s), held
+            self._at_s = self._spark_s = self._checked_s = now
+            self._stages = {name: _Stage(now, trigger_s) for name, trigger_s in triggers_s.items()}
+
+    def ending(self) -> None:
+        with self._lock:
+            self._stages, self._checked_s, self._at_s = {}, float("-inf"), self.clock()
+
+    def looped(self) -> None:
+        self._at_s = self.clock()
+
+    def looked(self, stage: str, *, busy: bool, version: int) -> None:
+        with self._lock:
+            if (seen := self._stages.get(stage)) is None or (seen.busy, seen.version) == (busy, version):
+                return
+            now = self.clock()
+            if seen.busy and not busy:
+                seen.took_s.append(now - seen.began_s)
+            if busy:
+                seen.began_s = now
+            seen.busy, seen.version, seen.moved_s = busy, version, now
+
+    def spark(self, tasks: Hashable) -> None:
+        with self._lock:
+            self._spark_s = now = self.clock()
+            if tasks != self._spark:
+                self._spark = tasks
+                for seen in self._stages.values():
+                    if seen.busy:
+                        seen.moved_s = now
+
+    def checked(self) -> None:
+        self._checked_s = self.clock()
+
+    def lags(self, stages: tuple[StageLag, ...]) -> None:
+        with self._lock:
+            for lag in stages:
+                if (seen := self._stages.get(lag.stage)) is not None:
+                    unread = bool(lag.records)
+                    if unread and not seen.unread:
+                        seen.unread_s = self.clock()
+                    seen.unread = unread
+
+    def hangs(self) -> tuple[str, ...]:
+        """Return what hangs, as sentences; empty for a live run."""
+        with self._lock:
+            return tuple(self._hanging(self.clock()))
+
+    def lacks(self) -> tuple[str, ...]:
+        """Return why this runner may not write now, as sentences; empty if it owns its stages and runs batches."""
+        with self._lock:
+            if not self._stages:
+                return (f"no batches are running: {self._doing}",)
+            since_s = self.clock() - self._checked_s
+            return () if since_s <= _CHECKED_S else (f"ownership of its stages was last confirmed {since_s:.0f} s ago",)
+
+    def _hanging(self, now: float) -> Iterator[str]:
+        quiet_s = now - self._at_s
+        if not self._stages:
+            if quiet_s > max(self.hung_s, self._loop_s):
+                yield f"{self._doing} for {quiet_s:.0f} s"
+            return
+        if quiet_s > self._loop_s:
+            yield f"the driver's loop has been stuck for {quiet_s:.0f} s"
+        if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
+            yield f"Spark's JVM has not answered for {silent_s:.0f} s"
+        for name, seen in self._stages.items():
+            usual_s = max(seen.took_s, default=0.0)
+            allowed_s = max(self.hung_s, self._loop_s, _TIMES_USUAL * usual_s, 3 * seen.trigger_s)
+            if seen.busy and now - seen.moved_s > allowed_s:
+                yield f"stage {name!r}: no task of its batch has ended for {now - seen.moved_s:.0f} s"
+            elif not seen.busy and seen.unread:
+                waited_s = now - max(seen.moved_s, seen.unread_s)
+                if waited_s > allowed_s and not self._is_held(name):
+                    yield f"stage {name!r}: records are waiting, but no batch has started for {waited_s:.0f} s"
+
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STAGE = ("app", "stage")
+Probe = Callable[[], tuple[str, ...]]
+"""Returns the problems found, as sentences; empty if there are none."""
+_OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
+"""Description of a metric and its value for a batch, by the metric's name."""
+
+_HISTOGRAMS: _OfBatch = {
+    "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
+    "commit_seconds": ("The put of a version's manifest.", lambda b: b.commit_seconds),
+}
+_COUNTERS: _OfBatch = {
+    "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
+    "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
+    "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
+    "rows_ahead": ("Records whose event time was too far ahead of the clock.", lambda b: b.ahead),
+    "rows_late": ("Rows left out of the table, because they came too late.", lambda b: b.late),
+    "state_keys_written": ("State rows written by batches.", lambda b: b.keys),
+    "records_rejected": ("Records left out because they made a batch fail.", lambda b: b.rejected),
+    "flushed_bytes": ("SST bytes written by batches (L0).", lambda b: b.state.flushed_bytes),
+    "compaction_written_bytes": ("SST bytes written by compactions.", lambda b: b.state.compacted_bytes),
+    "store_read_bytes": ("Bytes of objects received from the store.", lambda b: b.stats.bytes_read),
+    "store_written_bytes": ("Bytes of objects sent to the store.", lambda b: b.stats.bytes_written),
+    "lookup_keys": ("Keys that batches looked up.", lambda b: b.stats.keys),
+    "sst_probes": ("Pairs of a key looked up and an SST that could have it.", lambda b: b.stats.searched),
+    "filter_hits": ("Of the probes, those that a filter ruled out.", lambda b: b.stats.filtered),
+    "cache_hits": ("SSTs looked into that the machine had.", lambda b: b.stats.cache_hits),
+    "cache_misses": ("SSTs looked into that it did not have.", lambda b: b.stats.cache_misses),
+    "row_groups_read": (
+        "Row groups of which pages were read from the store, of SSTs not in the cache.",
+        lambda b: b.stats.row_groups,
+    ),
+}
+_GAUGES: _OfBatch = {
+    "rejected_waiting": ("Rejected records that were not retried.", lambda b: b.rejected_waiting),
+    "unflushed_versions": ("Versions acknowledged and not yet committed.", lambda b: b.unflushed),
+    "version": ("Newest committed version.", lambda b: b.version),
+    "epoch": ("Epoch of the writer.", lambda b: b.epoch),
+    "last_commit_timestamp_seconds": ("Wall clock of the newest commit.", lambda b: b.time_ms / 1000),
+    "sst_files": ("SSTs of the newest version.", lambda b: b.state.files),
+    "sst_bytes": ("Bytes of the newest version's SSTs.", lambda b: b.state.bytes),
+    "l0_files": (
+        "L0 SSTs of the state partition that has most: what a look-up may search.",
+        lambda b: b.state.l0_files,
+    ),
+    "compaction_debt_bytes": ("Bytes of the SSTs that compaction would merge now.", lambda b: b.state.debt_bytes),
+    "snapshots_under_way": ("Snapshots recorded and not complete.", lambda b: b.state.snapshots_under_way),
+}
+
+
+class Metrics(Listener):
+    """The metrics of one process, labelled by app and stage. A listener of a run.
+
+    `health` answers the probes.
+    """
+
+    def __init__(self, health: Health | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.health = health or Health()
+        counter = partial(Counter, namespace="slackwater", registry=self.registry)
+        gauge = partial(Gauge, namespace="slackwater", registry=self.registry)
+        histogram = partial(Histogram, namespace="slackwater", registry=self.registry, buckets=_SECONDS)
+        self._histograms = {name: histogram(name, text, _STAGE) for name, (text, _) in _HISTOGRAMS.items()}
+        self._counters = {name: counter(name, text, _STAGE) for name, (text, _) in _COUNTERS.items()}
+        self._gauges = {name: gauge(name, text, _STAGE) for name, (text, _) in _GAUGES.items()}
+        lives = gauge("runner_live", "1 while nothing of this runner hangs, else 0.")
+        lives.set_function(lambda: not self.health.hangs())
+        ready = gauge("runner_ready", "1 while this runner has its stages and runs batches, else 0.")
+        ready.set_function(lambda: not self.health.lacks())
+        self._requests = counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
+        self._running = gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.", _STAGE)
+        text = "Watermark of the newest version, if it has one."
+        self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE)
+        of_input, of_sink = (*_STAGE, "topic"), (*_STAGE, "sink")
+        self._lag = {
+            "records": gauge("lag_records", "Offsets of a topic, rows of a channel, not read yet.", of_input),
+            "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
+        }
+        of_archive = ("app", "topic")
+        self._archives = {
+            "behind": gauge("archive_lag_records", "Offsets read and not in the input archive yet.", of_archive),
+            "objects": gauge("archive_objects", "Objects of the input archive.", of_archive),
+            "bytes": gauge("archive_bytes", "Bytes of the input archive.", of_archive),
+        }
+        self._sinks = {
+            "rows": gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", of_sink),
+            "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
+        }
+
+    def committed(self, batch: BatchReport) -> None:
+        labels = (batch.app, batch.stage)
+        for name, (_, value) in _HISTOGRAMS.items():
+            self._histograms[name].labels(*labels).observe(value(batch))
+        for name, (_, value) in _COUNTERS.items():
+            self._counters[name].labels(*labels).inc(value(batch))
+        for name, (_, value) in _GAUGES.items():
+            self._gauges[name].labels(*labels).set(value(batch))
+        if batch.watermark_ms is not None:
+            self._watermark.labels(*labels).set(batch.watermark_ms / 1000)
+        for verb in ("get", "put", "list", "delete"):
+            self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
+
+    def lags(self, stages: tuple[StageLag, ...]) -> None:
+        """Export the lag of each stage. Unknown lags get no sample, so that an alert cannot mistake them for zero."""
+        for stage in stages:
+            at = (stage.app, stage.stage)
+            samples: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
+            for source in stage.inputs:
+                samples += [(gauge, (*at, source.topic), getattr(source, name)) for name, gauge in self._lag.items()]
+            for sink in stage.sinks:
+                samples += [(gauge, (*at, sink.name), getattr(sink, name)) for name, gauge in self._sinks.items()]
+            for gauge, labels, value in samples:
+                if value is None:
+                    gauge.remove(*labels)
+                else:
+                    gauge.labels(*labels).set(value)
+
+    def archived(self, states: tuple[ArchiveState, ...]) -> None:
+        for state in states:
+            for name, gauge in self._archives.items():
+                gauge.labels(state.app, state.topic).set(getattr(state, name))
+
+    def serve(self, port: int) -> int:
+        """Serve `GET /metrics` and the runner's probes on a port of all interfaces, as `serve` does."""
+        return serve(self.registry, port, self.probes)
+
+    @property
+    def probes(self) -> dict[str, Probe]:
+        """The runner's probes, by URL path."""
+        return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
+
+
+def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
+    """Serve `GET /metrics` on this port of all interfaces until the process ends; 0 for any free port. Return the port.
+
+    A probe is answered with 200 or 503 and its problems. Raises `Refused` if the port is taken.
+    """
+    try:
+        server, _ = start_http_server(port, registry=registry)
+    except OSError as error:
+        raise Refused(
+            f"metrics cannot be served on port {port}: {error.strerror or error}",
+            hint="choose another port with --metrics; 0 takes any free one",
+        ) from error
+    server.set_app(_with_probes(make_wsgi_app(registry), probes or {}))
+    return int(server.server_port)
+
+
+def _with_probes(metrics: WSGIApplication, probes: Mapping[str, Probe]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        probe = probes.get(environ["PATH_INFO"])
+        if probe is None:
+            return metrics(environ, start_response)
+        wrong = probe()
+        start_response(
+            "503 Service Unavailable" if wrong else "200 OK", [("Content-Type", "text/plain; charset=utf-8")]
+        )
+        return ["".join(f"{line}\n" for line in wrong or ("ok",)).encode()]
+
+    return answer

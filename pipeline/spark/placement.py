@@ -1,0 +1,157 @@
+"""Moves rows to their partitions, and tasks to the executor that had their partition in the batch before.
+
+Spark moves rows to the partition of a given number from 4.1 on. Spark 4.0 can only partition by a hash; there, the
+number of a partition is replaced by a number that hashes to it.
+
+The machine of the executor of the batch before has the SSTs. Spark schedules a task on the executor with the cached
+partition that it reads. So each state partition has a home: one cached row, on the executor that first computed it. A
+batch's rows are joined with the homes, partition by partition, without a shuffle. If an executor is lost, Spark
+recomputes its homes on others.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count as count_from
+from typing import Any
+
+import pyarrow as pa
+from cachetools import cached
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+_BY_ITSELF = hasattr(DataFrame, "repartitionById")
+_SEED = 42
+"""Seed of Spark's hash partitioning."""
+
+
+def addressed(spark: SparkSession, partition: Column, count: int) -> Column:
+    """Return the column to partition by, for `exchanged`. `partition` is an int from 0 to `count` - 1, never null."""
+    if _BY_ITSELF:
+        return partition
+    return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
+
+
+def exchanged(frame: DataFrame, address: Column, count: int) -> DataFrame:
+    """Return the rows in `count` partitions; `address` is the result of `addressed`, or a column with it."""
+    return frame.repartitionById(count, address) if _BY_ITSELF else frame.repartition(count, address)
+
+
+def to_partitions(frame: DataFrame, partition: Column, count: int) -> DataFrame:
+    """Return the rows in `count` partitions, each in the one of its number: `addressed` and `exchanged`."""
+    return exchanged(frame, addressed(frame.sparkSession, partition, count), count)
+
+
+@cached({}, key=lambda _spark, count: count)
+def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
+    """Return, for each partition, the smallest number that Spark's hash partitioning maps to it."""
+    jvm: Any = spark._jvm
+    hashed, numbers, number = jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int](), 0
+    while len(numbers) < count:
+        numbers.setdefault(hashed(number, _SEED) % count, number)
+        number += 1
+    return tuple(numbers[partition] for partition in range(count))
+
+
+_HOME = "_home"
+"""Join column of rows and homes: the result of `addressed` for their partition."""
+_PARTITION = "_partition"
+"""Number of a home's partition."""
+_firsts = count_from(0, 1 << 20)
+_TRIES = 5
+"""Attempts to spread homes evenly. First tasks all run where a core is free first; they are cheap to repeat."""
+_WAIT_MS = 25
+"""Duration of a task, doubled with each try: without it, all tasks run on the first warm executor."""
+_WAIT_ALL_MS = 1_000
+"""Maximum total wait of one try."""
+
+
+class Homes:
+    """Executors of the partitions of one stage's batches. Use `place` on one thread only."""
+
+    def __init__(self) -> None:
+        self._homes: DataFrame | None = None
+        self._partitions = self._executors = 0
+        self._tag = f"slackwater-homes-{id(self)}"
+        self._closed = False
+
+    def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
+        """Return the rows of a micro-batch in `count` partitions, each on its executor of the last batch.
+
+        `partition` is the number of a row's partition, an int that is never null.
+        """
+        address = addressed(rows.sparkSession, partition, count)
+        at_home = exchanged(rows.withColumn(_HOME, address), F.col(_HOME), count)
+        context: Any = rows.sparkSession.sparkContext._jsc.sc()
+        executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
+        # A new executor has no homes yet: spread them again.
+        if self._homes is None or count != self._partitions or executors > self._executors:
+            if self._homes is not None:
+                self._homes.unpersist()
+            self._homes = _spread(rows.sparkSession, count, executors)
+        self._partitions, self._executors = count, executors
+        # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
+        return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
+
+    def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
+        """Run a function on each partition's executor, in the background; none before the first batch. Thread-safe.
+
+        `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
+        closed, and `PySparkException` if the function failed.
+        """
+        homes = self._homes
+        if homes is None or self._closed:
+            return
+        context = homes.sparkSession.sparkContext
+        # Job tags belong to the calling thread.
+        context.addJobTag(self._tag)
+        try:
+            homes.select(_PARTITION).mapInArrow(work, f"{_PARTITION} int").collect()
+        finally:
+            context.removeJobTag(self._tag)
+
+    def close(self) -> None:
+        """Drop the homes, and cancel visits under way."""
+        self._closed = True
+        if self._homes is not None:
+            self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
+            self._homes.unpersist()
+            self._homes = None
+
+
+def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
+    """Return one cached row a partition, spread over the executors as evenly as a few tries achieve."""
+    fair = -(-count // max(1, executors))
+    best, most = _cached(spark, count, 0)
+    for tries in range(1, _TRIES):
+        if most <= fair:
+            break
+        homes, largest = _cached(spark, count, min(_WAIT_MS << tries, _WAIT_ALL_MS // fair))
+        worse = best if largest < most else homes
+        best, most = (homes, largest) if largest < most else (best, most)
+        worse.unpersist()
+    return best
+
+
+def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
+    """Return one cached row a partition, from tasks of a given duration, and the largest number on one executor."""
+    # Spark caches equal plans once: two stages would share their homes.
+    first = next(_firsts)
+    number = (F.col("id") - first).cast("int")
+    homes = spark.range(first, first + count).select(
+        number.alias(_PARTITION), addressed(spark, number, count).alias(_HOME)
+    )
+    homes = exchanged(homes, F.col(_HOME), count)
+    if wait_ms:
+        # Always true, but Spark cannot know.
+        homes = homes.where(f"coalesce(reflect('java.lang.Thread', 'sleep', {wait_ms}L), '') != 'slept'")
+    homes = homes.cache()
+    homes.count()
+    return homes, max(_located(homes).values(), default=0)
+
+
+def _located(cached: DataFrame) -> Counter[str]:
+    """Return the number of cached partitions by executor."""
+    context: Any = cached.sparkSession.sparkContext._jsc.sc()
+    rdd = cached._jdf.queryExecution().toRdd()
+    locations = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))
+    return Counter(seq.head().toString() for seq in locations if not seq.isEmpty())

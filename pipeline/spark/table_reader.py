@@ -1,0 +1,272 @@
+"""A table at a moment, as Spark's processes get it, and its reader in Spark's tasks.
+
+There is one task for each non-empty state partition, which reads only needed columns.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ...common.instants import iso
+from ...errors import NotFound, Usage
+from ...snapshot.cut.graph import Cut
+from ...snapshot.cut.moments import having, heads_of, read_version
+from ...snapshot.cut.resolve import resolve, telling_if_collected
+from ...snapshot.query.columns import visible_schema
+from ...store.compaction.merge import merged_rows
+from ...store.objects.open import access_to, open_store, take
+from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
+from ...store.read.multi_get import multi_get
+from ...store.sst import sorted_runs
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
+from ...store.sst.schema import arrow_schema
+from ...store.versions import history
+from ...store.versions.apps import in_folder
+from ...store.versions.manifest import Manifest, Table
+from ...store.versions.side_tables import may_have, owner, table_of, tables_of
+from ..source.spark_types import arrow_of, spark_schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+
+_log = logging.getLogger("slackwater")
+_HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Address of a store, for processes with the driver's access. Pickled to them by Spark."""
+
+    root: str
+    s3_settings: S3Settings
+    s3: S3Access | None = field(default=None, repr=False)
+    """The driver's access to the store; None if the root is enough."""
+
+    def open(self) -> ObjectStore:
+        """Return the store; a reused worker keeps it open."""
+        return _open(self.root, self.s3_settings, take(self.s3))
+
+    def as_here(self) -> StorePlace:
+        """Return a copy with access for other processes. Call it shortly before use: credentials may be temporary."""
+        return replace(self, s3=access_to(self.open()))
+
+
+@lru_cache(maxsize=8)
+def _open(root: str, settings: S3Settings, place: S3Place | None) -> ObjectStore:
+    return open_store(root, settings=settings, place=place)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedTable:
+    """A table at a version of its stage. The manifest is read when needed, because names of SSTs may change."""
+
+    store: StorePlace
+    app: str
+    """Folder of the app."""
+    stage: str
+    """Stage of the table, under its name at that version."""
+    version: int
+    table: str
+    clock_ms: int
+    """Clock that decides which rows are expired."""
+
+    @classmethod
+    def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
+        """Return the table of `APP/TABLE` at a moment, given as after the `@` of a ref; empty for the newest.
+
+        Raises `Usage` for an invalid path or moment, and `NotFound` for one that does not exist.
+        """
+        store, (app, table) = place.open(), _names(path)
+        cut = resolve(store, in_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
+        if cut.thinned is not None:
+            answered = iso(cut.thinned.answered_ms, "milliseconds")
+            _log.warning(
+                "%s@%s: gc has thinned out the history there; reading the moment %s instead", path, at, answered
+            )
+        return cls.of_cut(place, having(store, cut, (table,)), table)
+
+    @classmethod
+    def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> VersionedTable:
+        """Return a table of a cut."""
+        stage, manifest = next((name, head) for name, head in cut.stages.items() if table in tables_of(head, name))
+        then = manifest.stage + table.removeprefix(stage)
+        return cls(place, cut.app, manifest.stage, manifest.version, then, cut.clock_ms(table))
+
+    @classmethod
+    def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> VersionedTable:
+        """Return the table of `APP/TABLE` at a version of its stage. Raises as `find`."""
+        store, (app, table) = place.open(), _names(path)
+        folder = in_folder(store, app)
+        stage = owner(table, heads_of(store, folder, may_have(table, history.list_stages(store, folder))))
+        return cls(place, folder, stage, version, table, clock_ms)
+
+    def read(self, store: ObjectStore) -> Manifest:
+        """Return the manifest with this table as its main one. Raises `NotFound` if it was collected or has none."""
+        manifest = table_of(read_version(store, self.app, self.stage, self.version), self.table)
+        if manifest.table is None:
+            raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
+        return manifest
+
+    @contextmanager
+    def reading(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
+        """Raise `NotFound` with the moment's name if the version is collected during the block."""
+        with telling_if_collected(store, Cut(self.app, {self.stage: manifest})):
+            yield
+
+
+def _names(path: str) -> tuple[str, str]:
+    """Return the app and the table of a path. Raises `Usage`."""
+    app, _, table = path.partition("/")
+    if not app or not table:
+        raise Usage(f"{path!r} is not a table; expected APP/TABLE", hint=_HINT)
+    return app, table
+
+
+_MOST = 10_000
+"""Maximum number of keys to look up; for more keys, the whole table is read."""
+
+
+def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
+    """Return the key columns of all rows that can satisfy the filters, joined by AND; None if any row can."""
+    schema = arrow_schema(table.key)
+    chosen: dict[str, set[Any]] = {}
+    for condition in filters:
+        values = _values(condition)
+        if values is not None and (name := condition.attribute[0]) in schema.names:  # type: ignore[attr-defined]
+            chosen[name] = chosen.get(name, values) & values
+    exact = all(_is_exact(field.type) for field in schema)
+    if not exact or set(schema.names) - chosen.keys() or prod(len(choices) for choices in chosen.values()) > _MOST:
+        return None
+    keys = [*product(*(chosen[name] for name in schema.names))]
+    columns: Sequence[Sequence[Any]] = [*zip(*keys, strict=True)] if keys else [() for _ in schema]
+    try:
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    except (pa.ArrowException, TypeError, OverflowError):
+        return None
+    return normalise_keys(pa.table(arrays, schema=schema), schema.names)
+
+
+def _values(condition: Filter) -> set[Any] | None:
+    """Return the values to which a filter restricts one column; None if it is no list of values."""
+    if len(getattr(condition, "attribute", ())) != 1:
+        return None  # a field of a struct
+    match type(condition).__name__:
+        case "EqualTo" | "EqualNullSafe":
+            return {condition.value}  # type: ignore[attr-defined]
+        case "In":
+            return {*condition.value} - {None}  # type: ignore[attr-defined]
+    return None
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Return True if Spark and Arrow convert a Python value of this type alike, in any session time zone."""
+    is_of = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_binary)
+    return any(predicate(kind) for predicate in is_of)
+
+
+_BATCH_ROWS = 50_000
+"""Maximum rows of a batch sent to Spark."""
+
+
+@dataclass(frozen=True)
+class _StatePartition(InputPartition):
+    number: int
+
+
+class TableReader(DataSourceReader):
+    """Reads all rows of a table. Pickled to tasks."""
+
+    def __init__(self, at: VersionedTable, schema: StructType) -> None:
+        """`schema` has the columns to read. Raises `NotFound` and `Usage` if the table has other columns or types."""
+        self._at, self._schema = replace(at, store=at.store.as_here()), schema
+        self._keys: pa.Table | None = None
+        columns = columns_of(at)
+        for requested in schema:
+            if requested.name not in columns.names:
+                raise NotFound(f"column of table {at.table!r}", requested.name, columns.names)
+            if (kind := columns[requested.name].dataType) != requested.dataType:
+                raise Usage(
+                    f"column {requested.name!r} of table {at.table!r} is {kind.simpleString()}, not "
+                    f"{requested.dataType.simpleString()}",
+                    hint="omit .schema(…) to read the table's own types",
+                )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        manifest = self._at.read(self._at.store.open())
+        table = _table(manifest)
+        numbers = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
+        if self._keys is not None:
+            numbers &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
+        # For an empty list, Spark makes a partition of its own, without a number.
+        return [_StatePartition(number) for number in sorted(numbers)] or [_StatePartition(-1)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _StatePartition)  # noqa: S101  what partitions() made
+        if partition.number < 0:
+            return
+        store, schema = self._at.store.open(), arrow_of(self._schema)
+        manifest = self._at.read(store)
+        with self._at.reading(store, manifest):
+            for rows in self._rows(store, manifest, partition.number):
+                yield from rows.select(schema.names).cast(schema).combine_chunks().to_batches(_BATCH_ROWS)
+
+    def _rows(self, store: ObjectStore, manifest: Manifest, partition: int) -> Iterable[pa.Table]:
+        table, clock_ms = _table(manifest), self._at.clock_ms
+        if self._keys is None:
+            return merged_rows(store, None, manifest.ssts, table, partition, clock_ms, columns=self._schema.names)
+        hashes = hash_keys(self._keys, self._keys.schema.names)
+        indexes = np.flatnonzero(partition_of(hashes, table.partitions) == partition)
+        # Look-ups need keys in the order of their hashes.
+        indexes = indexes[np.argsort(hashes[indexes], kind="stable")]
+        keys = self._keys.take(pa.array(indexes))
+        values, present = multi_get(store, None, manifest.ssts, table, hashes[indexes], keys, clock_ms=clock_ms)
+        return [
+            pa.table([*keys.columns, *values.columns], [*keys.column_names, *values.column_names]).filter(
+                pa.array(present)
+            )
+        ]
+
+
+class FilteringReader(TableReader):
+    """Reads only rows with the keys that a query's filters select. Spark applies the filters again."""
+
+    def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
+        """Take the query's filters; Spark calls this from 4.1 on."""
+        table = _table(self._at.read(self._at.store.open()))
+        self._keys = keys_in(table, filters)
+        return filters
+
+
+def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
+    """Return the reader for this Spark process, with filters if Spark will push any.
+
+    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. It
+    pushes filters in a process of its own, which only its arguments reveal.
+    """
+    asks = any("data_source_pushdown_filters" in word for word in sys.argv)
+    return (FilteringReader if asks else TableReader)(at, schema)
+
+
+def columns_of(at: VersionedTable) -> StructType:
+    """Return the columns that users see, as a Spark schema. Raises `NotFound` if the version was collected."""
+    return spark_schema_of(visible_schema(_table(at.read(at.store.open()))))
+
+
+def _table(manifest: Manifest) -> Table:
+    assert manifest.table is not None  # noqa: S101  `find` and `read` checked it
+    return manifest.table

@@ -1,0 +1,74 @@
+"""Resources of tasks, and the connections that a worker keeps open between batches."""
+
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...store.archive.reading import Archives
+from ...store.objects.counting import CountingStore
+from ...store.objects.local import SpooledStore
+from ...store.objects.open import open_store, take
+from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
+from ...store.read.cache import SstCache
+from ..kafka.archived import ArchivedKafka
+from ..kafka.open import open_kafka
+from ..kafka.protocol import Kafka
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """Addresses of the resources that workers use. Pickled to them by Spark."""
+
+    app: str
+    stage: str
+    store: str
+    kafka: dict[str, str] = field(repr=False)
+    """Client properties, with passwords."""
+    cache: tuple[Path, int]
+    """Folder and maximum bytes of the SST cache."""
+    patience_s: float
+    spool: str = ""
+    """Folder of this machine where SSTs wait for their upload; empty if they are written to the store at once."""
+    elsewhere: bool = False
+    """True if tasks run on other machines, which may set a cache folder of their own."""
+    s3_settings: S3Settings | None = None
+    """S3 client settings; None to read them from the environment."""
+    s3: S3Access | None = None
+    """The driver's access to the store for this batch; None if the root is enough."""
+
+    def cache_here(self) -> tuple[Path, int]:
+        """Return `cache` for the machine of the calling task."""
+        folder, max_bytes = self.cache
+        own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
+        return Path(own) if own else folder, max_bytes
+
+    def open_kafka(self) -> Kafka:
+        """Return Kafka, with lost records read from input archives. The store is opened when first needed."""
+        archives = Archives(lambda: self.open()[1], self.app)
+        return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
+
+    def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
+        """Return the counter of the stage's requests, the store to use, and the cache.
+
+        A worker is reused for many batches, and keeps connections open whatever credentials a batch brings.
+        """
+        storage = (self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
+        counted, cache = _counting(self.app, self.stage, *storage)
+        return counted, SpooledStore(counted, Path(self.spool)) if self.spool else counted, cache
+
+
+@lru_cache(maxsize=8)
+def _open(
+    root: str, place: S3Place | None, settings: S3Settings | None, patience_s: float, cache: tuple[Path, int]
+) -> tuple[ObjectStore, SstCache]:
+    return open_store(root, patience_s=patience_s, settings=settings, place=place), SstCache(*cache)
+
+
+@lru_cache(maxsize=64)
+def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
+    """Return the counting store and the cache of one stage, because a worker serves all stages."""
+    opened, cache = _open(*storage)
+    return CountingStore(opened), cache

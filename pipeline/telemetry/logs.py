@@ -1,0 +1,92 @@
+"""Log lines: the app and version that they are about, and warnings of optional clients, limited in number."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.util import find_spec
+
+from ...common.validation import installing
+
+_log = logging.getLogger("slackwater")
+
+_AGAIN_S = 600.0
+_VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
+
+_APPS: list[str] = []
+"""Apps that this process runs."""
+
+
+@contextmanager
+def running(app: str) -> Iterator[None]:
+    """Register an app as run by this process, for the block."""
+    _APPS.append(app)
+    try:
+        yield
+    finally:
+        _APPS.remove(app)
+
+
+@contextmanager
+def working_on(app: str, stage: str, version: int) -> Iterator[None]:
+    """Register the version being committed on this thread, for the block."""
+    token = _VERSION.set((app, stage, version))
+    try:
+        yield
+    finally:
+        _VERSION.reset(token)
+
+
+def fields() -> dict[str, object]:
+    """Return app, stage and version, and the ids of the span, as far as known."""
+    version = _VERSION.get()
+    named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
+    if version is not None:
+        named = dict(zip(("app", "stage", "version"), version, strict=True))
+    # OpenTelemetry is imported only if tracing is configured.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is not None and (context := trace.get_current_span().get_span_context()).is_valid:
+        named |= {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
+    return named
+
+
+def is_missing(module: str, client: str, extra: str) -> bool:
+    """Return True, and log a warning, if a client is not installed."""
+    try:
+        is_installed = find_spec(module) is not None
+    except ModuleNotFoundError:  # raised if the parent package is missing
+        is_installed = False
+    if not is_installed:
+        _log.warning("%s is configured, but its client is not installed: %s", client, installing(extra))
+    return not is_installed
+
+
+def own_version() -> str:
+    """Return slackwater's version, from the loaded package: importing it here would be circular."""
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+class Once(logging.Handler):
+    """Logs a client's warnings and errors, at most one line every ten minutes."""
+
+    def __init__(self, client: str) -> None:
+        super().__init__(logging.WARNING)
+        self._what = client
+        self._next_s = float("-inf")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the record, unless one was logged recently."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _AGAIN_S
+            line = record.getMessage().partition("\n")[0]
+            _log.warning("%s: %s (slackwater continues without it)", self._what, line)
+
+
+def tell_once(logger: str, client: str) -> None:
+    """Route a client's log through `Once` only."""
+    log = logging.getLogger(logger)
+    if not any(isinstance(handler, Once) for handler in log.handlers):
+        log.addHandler(Once(client))
+        log.propagate = False

@@ -1,0 +1,305 @@
+"""S3 clients of this process, and the translation of their errors.
+
+A client belongs to an AWS session: this machine's own, or one that uses only the configuration that another process
+handed over. Clients request encryption at rest for each object that they create, and check the answer.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from urllib.parse import urlsplit
+
+from boto3.session import Session
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.session import Session as Core
+from cachetools import LRUCache
+from urllib3.exceptions import HTTPError
+
+from ...errors import Forbidden, NotFound, Refused, Usage
+from .retry import RetryBudget, TransientError
+from .s3_settings import S3Access, S3Place, S3Settings, aws_variables
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CONNECTIONS = 32
+_AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+_AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
+"""Endpoints that a client derives from the region alone."""
+_USER = re.compile(r"//[^/]*@")
+
+_NO_FILE = (None, None, os.devnull, None)
+"""Definition of a botocore setting that points to no file: setting, variable, default, conversion."""
+
+_CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
+_KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
+
+_THROTTLED = ("429", "BandwidthLimitExceeded", "RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException")
+# The first is the answer while another conditional put of the key is in progress.
+_BUSY = ("ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout", "ServiceUnavailable")
+_TRANSIENT_CODES = frozenset((*_THROTTLED, *_BUSY, "TooManyRequests", "TooManyRequestsException"))
+
+# versitygw's code, with status 404, for an unknown access key.
+_UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
+
+_REGION_CODES = frozenset(
+    {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
+)
+
+_REASONS = (
+    (boto.SSLError, "the TLS connection failed"),
+    (boto.ConnectTimeoutError, "the connection timed out"),
+    (boto.ReadTimeoutError, "no answer in time"),
+    (boto.ProxyConnectionError, "the proxy cannot be reached"),
+    (boto.EndpointConnectionError, "cannot connect"),
+)
+
+
+class Connection(NamedTuple):
+    """Client, credentials and retry budget that the stores of a process share for one place."""
+
+    s3: "S3Client"
+    endpoint: str
+    """Endpoint URL without user and password, safe to print."""
+    budget: RetryBudget
+    credentials: Credentials | None
+    """Signing credentials, which renew themselves if they are temporary; None if none are configured."""
+    elsewhere: S3Place
+    """Endpoint, region and settings that another process needs to reach the same place."""
+
+
+_connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
+_lock = Lock()
+
+
+def _after_fork() -> None:
+    # A thread that does not exist in the child may hold the lock.
+    global _lock
+    _lock = Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def connection(place: S3Place, read_timeout_s: float) -> Connection:
+    """Return this process's client for a place, created once (about 0.1 s) and shared by all threads.
+
+    A forked child gets a client of its own, because parent and child must not share connections; so does a process
+    whose AWS environment has changed. `read_timeout_s` is the longest wait for an answer. Raises `Usage` if the
+    endpoint is not a URL, and `Refused` if the AWS configuration cannot be used, such as a profile that does not exist.
+    """
+    key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
+    with _lock:
+        if key not in _connections:
+            _connections[key] = _connect(place, read_timeout_s)
+        return _connections[key]
+
+
+def _connect(place: S3Place, read_timeout_s: float) -> Connection:
+    settings = place.settings
+    try:
+        session = session_at(place)
+        s3 = _new_client(session, place, read_timeout_s)
+        bundle = str(session._session.get_config_variable("ca_bundle") or "")
+        credentials = session.get_credentials()
+    except ValueError as error:
+        # The text before a '@' may be a password.
+        shown = re.sub(r"\S*@", "", str(error))
+        raise Usage(
+            f"the S3 endpoint is not a URL: {shown}",
+            hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to http://host:port",
+        ) from None
+    except boto.BotoCoreError as error:
+        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+    endpoint = s3.meta.endpoint_url
+    encrypt(s3, settings, endpoint)
+    budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
+    own = "" if _AWS_OWN.fullmatch(endpoint) else endpoint
+    elsewhere = S3Place(own, s3.meta.region_name, settings, bundle, handed_over=True)
+    return Connection(s3, endpoint, budget, credentials, elsewhere)
+
+
+def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
+    # One attempt each: `retry` repeats them, within our own deadline.
+    config = Config(
+        connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
+        read_timeout=read_timeout_s,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=_CONNECTIONS,
+    )
+    # Servers other than AWS often support neither a bucket in the host name nor checksums in trailers.
+    elsewhere = Config(
+        s3={"addressing_style": "path"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    verify = place.ca_bundle or None
+    client = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
+    # Only a client resolves the endpoint from the environment and the configuration files.
+    endpoint = without_credentials(client.meta.endpoint_url)
+    if "@" in endpoint:
+        raise ValueError("it has a '@' after its host")
+    if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
+        config = config.merge(elsewhere)
+    elif endpoint == client.meta.endpoint_url:
+        return client
+    return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
+
+
+class _Handed(Credentials):
+    """Latest credentials from another process; botocore also uses this object as their resolver."""
+
+    def __init__(self) -> None:
+        super().__init__("", "", method="handed over")
+        self.now = ReadOnlyCredentials("", "", None, None)
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        return self.now
+
+    def load_credentials(self) -> Self:
+        return self
+
+
+_handed: dict[S3Place, _Handed] = {}
+
+
+def take(access: S3Access) -> S3Place:
+    """Sign requests to the place with these credentials from now on, in existing clients too. Returns the place.
+
+    So a long-lived worker keeps one client for a place, however often the credentials change.
+    """
+    new = access.credentials
+    # A single assignment is atomic: no request is signed with parts of two credentials.
+    _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
+        new.access_key, new.secret_key, new.token or None, None
+    )
+    return access.place
+
+
+def session_at(place: S3Place) -> Session:
+    """Return this machine's AWS session, or for a handed-over place one that ignores this machine's configuration.
+
+    Raises `Refused` if the place needs a file that this machine does not have, and `BotoCoreError` if this machine's
+    configuration cannot be used.
+    """
+    if not place.handed_over:
+        # boto3 itself reads only AWS_DEFAULT_REGION.
+        return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
+    if place.ca_bundle and not Path(place.ca_bundle).exists():
+        raise Refused(
+            f"{socket.gethostname()} has no file {place.ca_bundle}, which AWS_CA_BUNDLE names",
+            hint="the setting comes from the process that runs the app; copy the file to each machine that runs "
+            "Spark tasks",
+        )
+    # This machine's profile and files may belong to another user.
+    overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
+    core = Core(overrides)
+    core.set_config_variable("ignore_configured_endpoint_urls", True)
+    core.register_component("credential_provider", _handed[place])
+    return Session(botocore_session=core, region_name=place.region)
+
+
+def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
+    """Make a client request the configured encryption for each object that it creates, by one put or in parts.
+
+    Set on the client and not on each call: a call that forgot it would write unencrypted, and boto3's transfer manager
+    does not accept all of the parameters.
+
+    From then on such a request raises:
+        Refused: the server, as `where` names it, did not confirm that it encrypted the object.
+    """
+    if not settings.sse:
+        return
+    names = {"ServerSideEncryption": "sse", "SSEKMSKeyId": "sse_kms_key_id", "BucketKeyEnabled": "sse_bucket_key"}
+    requested = {name: value for name, field in names.items() if (value := getattr(settings, field))}
+
+    def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {**params, **requested}
+
+    def see(parsed: dict[str, Any], **_: Any) -> None:
+        # Some servers ignore unknown headers, and would store the object unencrypted.
+        if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
+            if upload := parsed.get("UploadId"):
+                s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
+            raise Refused(
+                f"{where} did not encrypt an object: asked for {settings.sse!r}, "
+                f"found {parsed.get('ServerSideEncryption') or 'nothing'!r} in its answer",
+                hint="use a server that encrypts, or take sse out of [s3] in slackwater.toml "
+                "(SLACKWATER_S3_SSE) and encrypt the server's disks",
+            )
+
+    for operation in ("PutObject", "CreateMultipartUpload"):
+        # The type stubs do not allow handlers with a return value.
+        s3.meta.events.register(f"provide-client-params.s3.{operation}", cast("Callable[..., None]", ask))
+        s3.meta.events.register(f"after-call.s3.{operation}", see)
+
+
+def without_credentials(url: str) -> str:
+    """Return the URL without user and password. S3 does not use them, and boto3's errors would show them."""
+    return _USER.sub("//", url, count=1)
+
+
+def error_code(error: boto.ClientError) -> str:
+    """Return S3's error code, or the HTTP status if the answer has no code."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+@contextmanager
+def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
+    """Raise errors of boto3 as slackwater's. Answers with an `expected` code pass through as `ClientError`.
+
+    Decides by error code and not by HTTP status: web servers that are not S3 also answer 404, and so does versitygw to
+    unknown credentials.
+
+    Raises:
+        TransientError: no answer, or an answer that asks for a retry.
+        NotFound: there is no such bucket.
+        Forbidden: credentials or permissions.
+        Refused: the region, or any other error that a retry cannot fix.
+    """
+    where = f"{endpoint}, bucket {bucket!r}"
+    try:
+        yield
+    except boto.ClientError as error:
+        code, status = error_code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        message = error.response.get("Error", {}).get("Message") or "no reason given"
+        if code == "NoSuchBucket":
+            raise NotFound(
+                "bucket",
+                bucket,
+                found=f"the S3 server at {endpoint} does not have it",
+                hint=f"create it (aws s3 mb s3://{bucket}) or name another store root",
+            ) from None
+        if code in expected:
+            raise
+        # Some servers answer 501 because they do not support conditional writes.
+        if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
+            raise TransientError(f"{status} {code}") from error
+        if code in _REGION_CODES or status == 301:
+            raise Refused(
+                f"{where} belongs to another region: {message}", hint="set AWS_REGION to the bucket's"
+            ) from None
+        if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
+            raise Forbidden(
+                f"{where} refused the credentials or the request ({code}): {message}",
+                hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
+            ) from None
+        raise Refused(f"{where} answered {status} {code}: {message}") from error
+    except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
+        raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
+    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
+        # boto3's own message repeats the URL.
+        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")
+        raise TransientError(reason) from error
+    except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
+        raise TransientError("the answer does not match its checksum") from error
+    except boto.BotoCoreError as error:
+        raise Refused(f"cannot send requests to {where}: {error}", hint=_CREDENTIALS_HINT) from error

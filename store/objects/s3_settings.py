@@ -1,0 +1,141 @@
+"""Settings of S3 requests, and the access to S3 that one process hands to others.
+
+Encryption, timeouts, the retry budget and part sizes are set in the table `[s3]` of slackwater.toml or in variables
+`SLACKWATER_S3_…`, which take precedence. A store is opened with all of them as one value, which travels with the store
+to every process that talks to S3.
+
+Spark tasks run on machines that have neither endpoint nor credentials. The driver puts an `S3Access` into the closure
+that Spark pickles for them, and nowhere else: not into an option, a setting, a variable or a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import msgspec
+
+from ...errors import Usage
+from .retry import AT_ONCE, PER_S
+
+_PREFIX = "SLACKWATER_S3_"
+_MIB = 1 << 20
+_SSE = ("AES256", "aws:kms")
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
+_Several = Annotated[int, msgspec.Meta(ge=1, le=64)]
+# S3's limits: the least size of parts except the last, and the largest of one request.
+_Part = Annotated[int, msgspec.Meta(ge=5 * _MIB, le=5 << 30)]
+
+
+class S3Settings(msgspec.Struct, frozen=True):
+    """Encryption, timeouts, retries and part sizes of requests to S3."""
+
+    sse: str = ""
+    """Encryption at rest to ask for with each object: "AES256", "aws:kms", or empty for the bucket's own."""
+    sse_kms_key_id: str = ""
+    """Id, alias or ARN of the key for "aws:kms"; empty for the account's own."""
+    sse_bucket_key: bool = False
+    """True to use an S3 Bucket Key, so that KMS is asked once for many objects and not for each."""
+    connect_timeout_s: _Seconds = 5.0
+    read_timeout_s: _Seconds = 30.0
+    """Longest silence on a connection."""
+    attempt_timeout_s: _Seconds = 120.0
+    """Longest time for one answer to arrive completely."""
+    retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = AT_ONCE
+    retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = PER_S
+    multipart_bytes: _Part = 16 * _MIB
+    """Objects larger than this are written in parts."""
+    part_bytes: _Part = 8 * _MIB
+    """Size of a part, of writes and of reads."""
+    parallel_parts: _Several = 4
+    """Number of parts of one object in transfer at a time; 1 for one after the other."""
+
+
+_FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(S3Settings)}
+
+
+def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
+    """Return the settings: environment variables first, then a table, then defaults. Empty variables are ignored.
+
+    `table` is `[s3]` of slackwater.toml; `where` is the prefix of its settings' names in errors, such as
+    `slackwater.toml: s3.`. Raises `Usage` for an unknown setting or an invalid value.
+    """
+    variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
+    entries = [(where, name, value) for name, value in (table or {}).items()]
+    entries += [(_PREFIX, name, value) for name, value in variables.items() if value]
+    parsed = {name.lower(): (prefix + name, _value(prefix, name, value)) for prefix, name, value in entries}
+    settings = S3Settings(**{name: value for name, (_, value) in parsed.items()})
+    sse = parsed["sse"][0] if "sse" in parsed else "sse"
+    if settings.sse and settings.sse not in _SSE:
+        raise Usage(f"{sse} is {settings.sse!r}: expected {' or '.join(map(repr, _SSE))}")
+    for name in ("sse_kms_key_id", "sse_bucket_key"):
+        if getattr(settings, name) and settings.sse != "aws:kms":
+            actual = repr(settings.sse) if settings.sse else "not set"
+            raise Usage(
+                f"{parsed[name][0]} needs encryption by KMS, but {sse} is {actual}",
+                hint="set sse to 'aws:kms', or remove the other setting",
+            )
+    return settings
+
+
+def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a process finds S3 and signs its requests. Some are secrets."""
+    return {name: value for name, value in environ.items() if name.startswith("AWS_")}
+
+
+def _value(prefix: str, name: str, value: Any) -> Any:
+    field = name.lower()
+    if field not in _FIELDS:
+        nearest = "".join(get_close_matches(field, _FIELDS, n=1))
+        shown = nearest.upper() if name.isupper() else nearest
+        raise Usage(
+            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if nearest else ''}",
+            hint=f"the settings of S3 are {', '.join(_FIELDS)}",
+        )
+    try:
+        return msgspec.convert(value, _FIELDS[field], strict=False)
+    except msgspec.ValidationError as error:
+        raise Usage(f"{prefix}{name} is {value!r}: {str(error).replace('Expected', 'expected')}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place:
+    """Endpoint, region and settings of S3, without secrets."""
+
+    endpoint_url: str
+    """Endpoint; empty to take it from AWS's environment and files, or AWS's own endpoint of the region."""
+    region: str
+    settings: S3Settings
+    ca_bundle: str = ""
+    """File of the certificates to trust, needed on each machine; empty for those of the machine."""
+    handed_over: bool = False
+    """True if another process provided the place: AWS's environment and files on this machine are then ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Credentials:
+    """Credentials that sign requests. Never printed."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str = field(default="", repr=False)
+    """Session token; empty for permanent keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """A place, and its current credentials."""
+
+    place: S3Place
+    credentials: S3Credentials
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A store that other processes cannot reach by its root alone."""
+
+    def access(self) -> S3Access | None:
+        """Return the place and this process's current credentials; None if it has no credentials."""

@@ -1,0 +1,326 @@
+"""Object store in an S3 bucket, on AWS or any server with conditional writes. Large objects are moved in parts."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
+from botocore.exceptions import BotoCoreError, ClientError
+
+from ...errors import ObjectExists, ObjectNotFound, Refused
+from .protocol import Leftover, ObjectInfo, check_key, check_range
+from .retry import Retry, TransientError
+from .s3_client import Connection, connection, error_code, translated, without_credentials
+from .s3_settings import S3Access, S3Credentials, S3Place, S3Settings, settings_in
+from .wrapper import OtherRoots
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.response import StreamingBody
+    from mypy_boto3_s3 import S3Client
+
+_NO_SUCH_UPLOAD = "NoSuchUpload"
+_NO_SUCH_KEY = "NoSuchKey"
+_NO_SUCH_RANGE = "InvalidRange"
+_NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
+_PRECONDITION_FAILED = "PreconditionFailed"
+_SETTING = (
+    "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (default: AWS's configuration, then AWS itself); the bucket comes from "
+    "--store, SLACKWATER_STORE or store in slackwater.toml"
+)
+_SHORTEST_READ_S = 5.0
+_CHUNK_BYTES = 1 << 16
+_TRIES = 3
+
+T = TypeVar("T")
+
+
+class S3Store(OtherRoots):
+    """Objects under one prefix of one bucket.
+
+    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
+    conditional writes), for up to `patience_s`, and within a budget that all stores of this process share. Endpoint,
+    region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server
+    that is not AWS's. Large objects are moved in parts.
+
+    Every method may raise, in addition to the errors that it names:
+        Unavailable: the server did not answer within `patience_s`.
+        NotFound: there is no such bucket.
+        Refused: credentials, permissions or region are wrong, the key is not usable, or the server does not encrypt.
+        Usage: the endpoint is not a URL.
+
+    Args:
+        bucket: the bucket's name; it must exist.
+        prefix: prefix of every key, without slashes at its ends; empty for the bucket itself.
+        endpoint_url: overrides the environment.
+        patience_s: time for which a request is retried, in seconds.
+        settings: encryption, timeouts and parts; None takes them from the environment.
+        place: endpoint and settings from another process (`client.take`); overrides both arguments.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str = "",
+        patience_s: float = 60.0,
+        settings: S3Settings | None = None,
+        place: S3Place | None = None,
+    ) -> None:
+        self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
+        super().__init__(partial(OtherRoots.open_root, patience_s=patience_s, place=self._place))
+        self._bucket = bucket
+        self._base = f"{prefix.strip('/')}/".lstrip("/")
+        self._patience_s = patience_s
+        self._settings = self._place.settings
+        self._connected: tuple[int, Connection, Retry] | None = None
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        # Connections and locks cannot be pickled.
+        return {**self.__dict__, "_connected": None, "_others": {}}
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._base}".rstrip("/")
+
+    def access(self) -> S3Access | None:
+        """Return the place and this process's current credentials, for another process; None if none are configured.
+
+        Temporary credentials that are about to expire are renewed first.
+        """
+        connected, _ = self._connect()
+        if connected.credentials is None:
+            return None
+        with translated(self._bucket, connected.endpoint):
+            now = connected.credentials.get_frozen_credentials()
+        credentials = S3Credentials(now.access_key or "", now.secret_key or "", now.token or "")
+        return S3Access(connected.elsewhere, credentials)
+
+    def get(self, key: str) -> bytes:
+        """Return the object's bytes (see `ObjectStore`): the first part by one request, the others in parallel.
+
+        Raises `Refused` if the object is overwritten repeatedly during the read.
+        """
+        part_bytes = self._settings.part_bytes
+        for _ in range(_TRIES):
+            first, etag, size = self._get(key, part_bytes, 0)
+            starts = range(len(first), size, part_bytes)
+            if not starts:
+                return first
+            same: dict[str, Any] = {"IfMatch": etag} if etag else {}
+            try:
+                with ThreadPoolExecutor(min(self._settings.parallel_parts, len(starts))) as pool:
+                    parts = pool.map(partial(self._get, key, part_bytes, **same), starts)
+                    return b"".join((first, *(data for data, _, _ in parts)))
+            except ClientError as error:
+                if error_code(error) != _PRECONDITION_FAILED:
+                    raise
+        raise Refused(
+            f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
+            hint="find out what else writes under this store root",
+        )
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        # HTTP has no empty range; reading one byte checks that the object exists.
+        return self._get(key, max(length, 1), start)[0][:length]
+
+    def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
+        """Return `length` bytes from `start`, fewer at the object's end, with the object's ETag and size.
+
+        Raises `ClientError` if the `condition` does not hold.
+        """
+        name = self._name(key)
+
+        def request(s3: "S3Client") -> tuple[bytes, str, int]:
+            until_s = time.monotonic() + self._settings.attempt_timeout_s
+            part = f"bytes={start}-{start + length - 1}"
+            answer = s3.get_object(Bucket=self._bucket, Key=name, Range=part, **condition)
+            data = _body(answer["Body"], until_s)
+            size = answer.get("ContentRange", "").rpartition("/")[2]
+            return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)
+
+        try:
+            return self._call(request, expected=(*_NO_BYTES, _PRECONDITION_FAILED) if condition else _NO_BYTES)
+        except ClientError as error:
+            if error_code(error) == _NO_SUCH_RANGE:
+                return b"", "", 0  # the range starts at the object's end or after it
+            if error_code(error) == _NO_SUCH_KEY:
+                raise ObjectNotFound(key, self.url) from None
+            raise
+
+    def put(self, key: str, data: bytes) -> None:
+        name = self._name(key)
+        if len(data) > self._settings.multipart_bytes:
+            self._upload(name, data)
+        else:
+            self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
+
+    def _upload(self, name: str, data: bytes) -> None:
+        """Write an object in parts, by boto3's transfer manager. The object appears with the last request.
+
+        A failed upload is aborted with one request; if that fails too, garbage collection removes the parts. Raises
+        `Refused` if the upload is aborted by others repeatedly before it is complete.
+        """
+        config = TransferConfig(
+            # The caller has applied the threshold.
+            multipart_threshold=1,
+            multipart_chunksize=self._settings.part_bytes,
+            max_concurrency=self._settings.parallel_parts,
+            # The CRT client would create its own S3 client.
+            preferred_transfer_client="classic",
+        )
+        # The manager copies parts into memory: no more than are in transfer.
+        config.max_in_memory_upload_chunks = self._settings.parallel_parts
+        for _ in range(_TRIES):
+            patient = cast("BaseClient", _Patient(self._call, self._connect()[0].s3))
+            try:
+                with create_transfer_manager(patient, config) as manager:
+                    manager.upload(BytesIO(data), self._bucket, name).result()
+            except ClientError as error:
+                # The answer to its completion was lost, and the upload is forgotten; or somebody aborted it.
+                if error_code(error) != _NO_SUCH_UPLOAD:
+                    raise
+            else:
+                return
+        raise Refused(
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_TRIES} times before it was "
+            "complete",
+            hint="find out what aborts uploads there: a lifecycle rule, or another program",
+        )
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        name = self._name(key)
+        try:
+            self._call(
+                lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"),
+                expected=(_PRECONDITION_FAILED,),
+            )
+        except ClientError:
+            raise ObjectExists(key, self.url) from None
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects (see `ObjectStore`). One request for each 1,000 objects, made while they are consumed."""
+        extra = {"StartAfter": self._base + start_after} if start_after else {}
+        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
+            for entry in page.get("Contents", ()):
+                # Some tools create keys that end with '/' for empty folders.
+                if not entry["Key"].endswith("/"):
+                    modified_ms = int(entry["LastModified"].timestamp() * 1000)
+                    yield ObjectInfo(entry["Key"].removeprefix(self._base), entry["Size"], modified_ms)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/"):
+            for entry in page.get("CommonPrefixes", ()):
+                yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
+
+    def delete(self, key: str) -> None:
+        name = self._name(key)
+        self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
+
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """Yield multipart uploads of keys under `prefix` that are neither completed nor aborted. One request per 1,000.
+
+        If a page ends between uploads of one key, those on the next page are left out, and found once the others are
+        gone: some servers (versitygw 1.8) cannot continue a listing in the middle of a key.
+        """
+        for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
+            for entry in page.get("Uploads", ()):
+                begun_ms = int(entry["Initiated"].timestamp() * 1000)
+                yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
+
+    def discard(self, leftover: Leftover) -> None:
+        name = self._name(leftover.key)
+        with suppress(ClientError):
+            self._call(
+                lambda s3: s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=leftover.id),
+                expected=(_NO_SUCH_UPLOAD,),
+            )
+
+    def _name(self, key: str) -> str:
+        return self._base + check_key(key)
+
+    def _pages(self, method: str, goes_on_at: str, **params: Any) -> Iterator[Any]:
+        while True:
+            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **params))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            params[goes_on_at] = page[f"Next{goes_on_at}"]
+
+    def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
+        connected, retry = self._connect()
+
+        def attempt() -> T:
+            with translated(self._bucket, connected.endpoint, expected):
+                return request(connected.s3)
+
+        return retry.call(attempt)
+
+    def _connect(self) -> tuple[Connection, Retry]:
+        # A forked child must not use its parent's connections and locks.
+        if self._connected is None or self._connected[0] != os.getpid():
+            # A short deadline also limits the wait for one answer.
+            silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
+            shared = connection(self._place, silence_s)
+            where = f"S3 at {shared.endpoint}, bucket {self._bucket!r},"
+            retry = Retry(where, self._patience_s, setting=_SETTING, budget=shared.budget)
+            self._connected = (os.getpid(), shared, retry)
+        return self._connected[1:]
+
+
+class _Patient:
+    """Client for boto3's transfer manager that retries each request by itself, instead of the whole upload."""
+
+    def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
+        self.meta = s3.meta
+        self._s3 = s3
+        self._call = call
+        self._failed: Exception | None = None
+        self.create_multipart_upload = partial(self._patiently, "create_multipart_upload")
+        self.upload_part = partial(self._patiently, "upload_part")
+        self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
+
+    def abort_multipart_upload(self, **params: Any) -> None:
+        # Not retried: the server may be unreachable, and the deadline has passed.
+        with suppress(ClientError, BotoCoreError):
+            self._s3.abort_multipart_upload(**params)
+
+    def _patiently(self, method: str, **params: Any) -> Any:
+        def attempt(s3: "S3Client") -> Any:
+            # If one part has failed for good, the others are pointless.
+            if self._failed is not None:
+                raise self._failed
+            if "Body" in params:
+                params["Body"].seek(0)
+            return getattr(s3, method)(**params)
+
+        try:
+            return self._call(attempt, expected=(_NO_SUCH_UPLOAD,))
+        except Exception as error:
+            self._failed = self._failed or error
+            raise
+
+
+def _body(body: "StreamingBody", until_s: float) -> bytes:
+    """Return an answer's whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
+
+    boto3 limits the silence on a connection, not the duration of an answer: a server that sends a few bytes at a time
+    could hold a request for ever.
+    """
+    chunks = []
+    with body:
+        while chunk := body.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            if time.monotonic() > until_s:
+                raise TransientError("the answer takes too long to arrive")
+    return b"".join(chunks)

@@ -1,0 +1,169 @@
+"""What Spark's tasks read of a table is what `query` gives, whichever columns and keys are asked for; without Spark."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, In
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from slackwater import errors
+from slackwater.client import Client
+from slackwater.pipeline.spark.table_reader import (
+    FilteringReader,
+    StorePlace,
+    TableReader,
+    VersionedTable,
+    columns_of,
+    keys_in,
+)
+from slackwater.settings import Settings
+from slackwater.spark import SparkSource
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.versions.manifest import Column, Table
+
+from tests.support.collecting import fresh, gc, old_app, store_of
+from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, flights
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """Rows over rows, rows that were deleted, a merge, and twice as many partitions than most SSTs were made for."""
+    made = FlightsApp(LocalStore(tmp_path_factory.mktemp("read") / "store"), Kafka(), clock=Clock(START_MS))
+    made.run(flights(60, aircraft=40))
+    made.delete("aircraft", "N001", "N003")
+    made.compact("aircraft")
+    made.rescale("aircraft", 4)
+    made.run(flights(60, aircraft=50))
+    made.delete("aircraft", "N002")
+    return made
+
+
+@pytest.fixture
+def client(app: FlightsApp, tmp_path: Path) -> Client:
+    return Client(Settings(store=app.store.url, cache=str(tmp_path / "cache"), cache_max_bytes=1 << 20))
+
+
+def source(app: FlightsApp, path: str = "flights/aircraft", **options: str) -> SparkSource:
+    """As Spark makes it, and sends it on."""
+    made = SparkSource({"path": path, "store": app.store.url, **options})
+    return pickle.loads(pickle.dumps(made))  # type: ignore[no-any-return]  # noqa: S301  our own
+
+
+def rows_of(reader: TableReader) -> list[tuple[Any, ...]]:
+    return rows_here(pickle.loads(pickle.dumps(reader)))  # noqa: S301  our own
+
+
+def rows_here(reader: TableReader) -> list[tuple[Any, ...]]:
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return sorted(tuple(row.values()) for batch in found for row in batch.to_pylist())
+
+
+@pytest.mark.parametrize("at", ["", "now", "~1", "2025-01-01T00:00:05Z"])
+def test_all_rows_of_a_moment_are_those_that_a_query_gives(app: FlightsApp, client: Client, at: str) -> None:
+    made = source(app, at=at) if at else source(app)
+    expected = client.app("flights").at(at or "now").query("FROM aircraft").fetchall()
+    assert expected
+    assert rows_of(made.reader(made.schema())) == sorted(expected)
+    assert made.schema().simpleString() == "struct<tail:string,flights:bigint,delay:bigint>"
+
+
+def test_a_version_of_the_stage_will_do(app: FlightsApp, client: Client) -> None:
+    made = source(app, version="v3")
+    expected = client.app("flights").at("v3", stage="aircraft").query("FROM aircraft").fetchall()
+    assert rows_of(made.reader(made.schema())) == sorted(expected)
+
+
+def test_there_is_a_task_for_each_state_partition_and_only_the_columns_asked_for_come(app: FlightsApp) -> None:
+    made = source(app)
+    reader = made.reader(StructType([StructField("delay", LongType())]))
+    assert len(reader.partitions()) == 4
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert {name for batch in batches for name in batch.schema.names} == {"delay"}
+    both = rows_of(made.reader(made.schema()))
+    assert rows_of(reader) == sorted((delay,) for _, _, delay in both)
+
+
+def filtering(app: FlightsApp, *filters: Filter) -> FilteringReader:
+    made = source(app)
+    reader = FilteringReader(made._at, made.schema())
+    # Spark filters once more.
+    assert [*reader.pushFilters([*filters])] == [*filters]
+    return reader
+
+
+def test_filters_that_say_the_key_read_only_where_it_can_be(app: FlightsApp) -> None:
+    whole = rows_of(filtering(app))
+    for wanted in (["N005"], ["N005", "N017", "N001", "XXXX"], ["N002"]):
+        reader = filtering(app, In(("tail",), tuple(wanted)), GreaterThan(("delay",), 0))
+        assert len(reader.partitions()) <= len(wanted)
+        assert rows_of(reader) == [row for row in whole if row[0] in wanted]
+    assert rows_of(filtering(app, EqualTo(("tail",), "N005"), EqualNullSafe(("tail",), "N006"))) == []
+    assert rows_of(filtering(app, GreaterThan(("tail",), "N005"))) == whole
+
+
+def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same_to_spark() -> None:
+    table = Table((Column("a", "int64"), Column("b", "string")), (), 1)
+
+    def found(*filters: Filter) -> Any:
+        keys = keys_in(table, filters)
+        return None if keys is None else sorted(tuple(row.values()) for row in keys.to_pylist())
+
+    assert found(EqualTo(("a",), 1)) is None
+    assert found(EqualTo(("a",), 1), In(("b",), ("x", "y", None))) == [(1, "x"), (1, "y")]
+    assert found(In(("a",), (1, 2)), In(("a",), (2, 3)), EqualTo(("b",), "x")) == [(2, "x")]
+    assert found(EqualTo(("a",), 1 << 70), EqualTo(("b",), "x")) is None
+    assert found(EqualTo(("a", "inside"), 1), EqualTo(("b",), "x")) is None
+    assert found(In(("a",), tuple(range(200))), In(("b",), tuple(map(str, range(200))))) is None
+    times = Table((Column("at", "timestamp[us, tz=UTC]"),), (), 1)
+    assert keys_in(times, [EqualTo(("at",), None)]) is None
+
+
+def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -> None:
+    for options, error, words in (
+        ({"path": "flights"}, errors.Usage, "is not a table"),
+        ({"path": "flights/airports"}, errors.NotFound, "airports"),
+        ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
+        ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not a version number"),
+        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "is given together with at"),
+        ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is not an option"),
+        ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
+    ):
+        with pytest.raises(error, match=words):
+            SparkSource({"store": app.store.url, **options})
+    with pytest.raises(errors.NotFound, match="no table at flights/legs@v1 named 'legs'"):
+        source(app, path="flights/legs", version="1").schema()
+    made = source(app)
+    with pytest.raises(errors.NotFound, match="weight"):
+        made.reader(StructType([StructField("weight", LongType())]))
+    with pytest.raises(errors.Usage, match="is bigint, not string"):
+        made.reader(StructType([StructField("delay", StringType())]))
+
+
+class _Here(StorePlace):
+    """A store of this process."""
+
+    __slots__ = ("app",)
+
+    def open(self) -> ObjectStore:
+        return fresh(self.app.store)
+
+    def as_here(self) -> StorePlace:
+        return self
+
+
+def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
+    app = old_app()
+    place = _Here("", S3Settings())
+    object.__setattr__(place, "app", app)
+    at = VersionedTable(place, "flights", "carriers", 3, "carriers", 0)
+    reader = TableReader(at, columns_of(at))
+    store_of(app).once("get", "/sst/", lambda: gc(app))
+    with pytest.raises(
+        errors.NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"
+    ):
+        rows_here(reader)
+    with pytest.raises(errors.NotFound, match=r"version of flights/carriers.*v3"):
+        reader.partitions()

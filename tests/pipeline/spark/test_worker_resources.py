@@ -1,0 +1,19 @@
+"""What a worker opens of the resources that the driver gives it."""
+
+from pathlib import Path
+
+from slackwater.pipeline.spark.worker_resources import WorkerResources
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.s3_settings import S3Settings
+from slackwater.store.objects.s3_store import S3Store
+
+
+def test_settings_of_s3_hold_for_another_root_of_a_store_in_a_folder(tmp_path: Path) -> None:
+    settings = S3Settings(read_timeout_s=7.0, parallel_parts=1)
+    resources = WorkerResources("a", "s", str(tmp_path), {}, (tmp_path / "cache", 1), 1, s3_settings=settings)
+    _, opened, cache = resources.open()
+    cache.close()
+    other = opened.at("s3://bucket/x")
+    inner = other._inner if isinstance(other, CountingStore) else other
+    assert isinstance(inner, S3Store)
+    assert inner._place.settings == settings
