@@ -52,7 +52,7 @@ class SlackwaterError(Exception):
             self.args = (self.message,)
 
     def _render_traceback_(self) -> list[str]:
-        """Render a traceback that ends in the user's code, not in ours. IPython's hook."""
+        """Render a traceback that ends in the user's code and omits slackwater's own. IPython's hook."""
         shown = _user_traceback(self.__traceback__)
         ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if ipython is None:
@@ -91,7 +91,7 @@ def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> Slackwater
 
 
 def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
-    """Return an error with these attributes, received from another process."""
+    """Recreate an error that another process raised, from its class and attributes."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["message"],)
@@ -152,7 +152,7 @@ class Gone(Refused):
 
 
 class AnotherTopic(Refused):
-    """A topic was deleted and created again under its name: stored offsets mean other records."""
+    """A topic was deleted and created again under its name, so that stored offsets refer to other records."""
 
 
 class KeysForgotten(Gone):
@@ -160,7 +160,7 @@ class KeysForgotten(Gone):
 
 
 class Unstorable(Refused, ValueError):
-    """A value could not be read back if written. Nothing was written."""
+    """A value cannot be written, because it could not be read back. Nothing was written."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):

@@ -83,7 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     s3: Any = S3Settings()
     """Settings of the S3 client."""
     programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
-    """Python file that declares an app, by app; replays use it by default."""
+    """Python file of the program that declares the app, by app; replays use this file by default."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
@@ -96,7 +96,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
 
     def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
-        """Return the fields that contain keys: those of `[forget]` and of `options` (`TABLE=FIELD`). Raises `Usage`."""
+        """Return the fields that contain keys: from `[forget]`, and from `options` of the form `TABLE=FIELD`.
+
+        Raises `Usage` for an option of another form.
+        """
         from .operations.erasure.key_fields import DeclaredFields
 
         fields = {table: [*paths] for table, paths in self.forget.items() if table != "registry"}

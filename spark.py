@@ -24,9 +24,9 @@ _OPTIONS = ("at", "path", "store", "version", "clock_ms")
 class SparkSource(DataSource):
     """Data source: `spark.read.format("slackwater").option("at", "-5m").load("shop/countries")`.
 
-    The moment is resolved when the source is loaded: every action of the DataFrame reads the same one. Options: `at`,
-    the part of a ref after the `@`; `store`, the store root, default as for the command line. `.schema(…)` selects
-    columns.
+    The moment is resolved when the source is loaded, so all actions of the DataFrame read the same moment. Options:
+    `at`, the part of a ref after the `@`; `store`, the store root, default as for the command line. `.schema(…)`
+    selects columns.
     """
 
     @classmethod
@@ -35,7 +35,7 @@ class SparkSource(DataSource):
         return "slackwater"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for missing ones."""
+        """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for a missing table."""
         super().__init__(options)
         from .common import instants
         from .common.validation import nearest

@@ -43,7 +43,7 @@ class Replayed:
     """Result of replaying a batch with a program. NaN is always the object `math.nan`, so that it compares equal."""
 
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
-    """Keys that the batch changed, originally or in the replay, with the row after it; None without a row."""
+    """Keys that the original or the replay changed, each with its row after the replay; None without a row."""
     sent: dict[str, list[Row]]
     """Rows sent, by channel, sorted by their representations."""
     comparison: Comparison
@@ -229,11 +229,11 @@ def _send(
 
 
 _spark = ExitStack()
-"""Stops the Spark session that `run` started, when this process ends."""
+"""Exit stack that, when this process ends, stops the Spark session that `run` started."""
 
 
 def _start_spark(conf: Mapping[str, str]) -> None:
-    """Start Spark, unless a session exists, until this process ends."""
+    """Start Spark, unless a session exists, and stop it when this process ends."""
     from .pipeline.spark.session import running_session, spark_session
 
     if running_session() is None:

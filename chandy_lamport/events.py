@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """A step that the protocol does not allow: a bug of the caller. The receiver is unchanged.
+    """A step that the protocol does not allow: a bug of the caller. The object that was called is unchanged.
 
     The message says what was being done, what would have been legal, and what was found.
     """
@@ -23,7 +23,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The snapshot was requested. For a process without channel inputs: the protocol starts there."""
+    """The snapshot was requested. Only for a process without channel inputs, where the protocol starts."""
 
     snapshot: str
 
@@ -33,7 +33,7 @@ class BatchArrived:
     """Records of a channel were consumed. They precede every marker of the channel that has not yet arrived.
 
     In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
-    commit records includes them.
+    commit records includes the batches of all channels.
     """
 
     channel: str

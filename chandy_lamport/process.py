@@ -48,10 +48,11 @@ class Process:
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:
-        """Channels whose marker is awaited, by snapshot, for each snapshot recorded and not forgotten.
+        """Channels whose marker is awaited, by snapshot, for all snapshots that are recorded and not forgotten.
 
-        This is the complete state to store. A snapshot without awaited channels is finished. `Forgotten` is due for
-        each snapshot that is no longer requested, even if received before: a later marker begins the snapshot anew.
+        This is the complete state to store. A snapshot without awaited channels is finished. The caller owes a
+        `Forgotten` event for every snapshot that is no longer requested, even after an earlier such event, because a
+        later marker begins the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 

@@ -1,5 +1,5 @@
 """The command line: short typer verbs that call the Python API's client and print the result.
 
-Not here: knowledge of how state is stored, cut or moved (`client` calls the code that has it), and heavy imports at a
-module's top. A verb imports what it needs when it runs, so that `--help` is fast.
+Not here: knowledge of how state is stored, cut or moved, which is below `client`; and heavy imports at a module's
+top. A verb imports what it needs when it runs, so that `--help` is fast.
 """

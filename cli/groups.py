@@ -1,4 +1,4 @@
-"""Groups of commands: the commands their help lists, and suggestions for an unknown command."""
+"""Groups of commands: how their help lists commands, and suggestions for an unknown command."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from ..errors import NotFound, Usage
 from .synonyms import SYNONYMS, commands_for
 
 _FIRST_WORD = "slackwater.first_word"
-"""Key of a context's first word after the verb."""
+"""Key under which a context stores the first word after the verb."""
 
 
 _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
@@ -18,14 +18,14 @@ _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
 
 
 class Verb(TyperCommand):
-    """A verb that accepts negative numbers as arguments, because no option is named by a number."""
+    """A verb that accepts negative numbers as arguments, since no option has a number as its name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, with negative numbers moved behind the options."""
         return super().parse_args(ctx, self._options_first(args) if any(map(_NEGATIVE.fullmatch, args)) else args)
 
     def _options_first(self, args: list[str]) -> list[str]:
-        """Return the same words, options with their values first, and arguments behind `--`."""
+        """Reorder the words: options with their values first, then `--` and the arguments."""
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         options, arguments, remaining = list[str](), list[str](), list(args)
         while remaining:
@@ -104,9 +104,9 @@ def _path(ctx: Any) -> str:
 
 
 def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
-    """Return the commands that a word may mean, a single one with its description; empty without a match.
+    """Return the commands that a word may mean; empty without a match. A single command has its description.
 
-    With `own`, only commands of this group.
+    With `own`, considers only commands of this group.
     """
     root, path = ctx.find_root(), _path(ctx)
     if path and not own and word in root.command.list_commands(root):

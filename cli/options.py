@@ -57,7 +57,7 @@ def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def value_of(parameter: inspect.Parameter, value: Any) -> Any:
-    """Convert the typed value of a declared parameter to the type of its declaration. Raises as `pairs` does."""
+    """Convert the value that a user gave for a declared parameter to the declared type. Raises as `pairs` does."""
     if (param := param_of(parameter)) is None:
         return value
     if param.pair:
@@ -174,8 +174,8 @@ KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
     """Return keys as the client takes them, from `--key` options or from `APP/TABLE KEY`.
 
-    Raises `Usage` if both are given, for a table without a key, a key without a table, and for a ref with a moment: the
-    verb covers all versions.
+    Raises `Usage` if both are given, for a table without a key, and for a key without a table. Also raises `Usage` for
+    a ref with a moment, since the verb covers all versions.
     """
     app, at, _ = where.partition("@")
     app, _, table = app.partition("/")

@@ -14,9 +14,9 @@ from typing import Any
 
 _whole_process = _hides_plugins = _is_spared = False
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-"""Typer parses words with pydantic, which would search the metadata of all installed packages for plugins."""
+"""Variable that disables pydantic plugins, for which pydantic, used by typer, would search all packages."""
 _GC_THRESHOLD = 100_000
-"""Allocations between two garbage collections. At Python's default of 700, collections take a sixth of a `get`."""
+"""Allocations between two garbage collections. Python's default, 700, costs a sixth of the time of a `get`."""
 
 
 class _NoPandas:
@@ -28,7 +28,7 @@ class _NoPandas:
 
 
 def own_process() -> None:
-    """Record that this process runs one verb and nothing else."""
+    """Record that this process runs only one verb; collect garbage less often, and disable pydantic plugins."""
     global _whole_process, _hides_plugins
     _whole_process, _hides_plugins = True, _PLUGINS not in os.environ
     gc.set_threshold(_GC_THRESHOLD)
@@ -36,7 +36,7 @@ def own_process() -> None:
 
 
 def restore_plugins() -> None:
-    """Re-enable pydantic plugins: the words are parsed, and the user's program may use pydantic from here on."""
+    """Re-enable pydantic plugins after the command line is parsed, since the user's program may use pydantic."""
     if _hides_plugins:
         os.environ.pop(_PLUGINS, None)
 
@@ -44,7 +44,7 @@ def restore_plugins() -> None:
 class _FastParam:
     """Fast coercion of one parameter: plain text passes unchanged, other types go to typer, which loads pydantic.
 
-    Pydantic takes a sixth of a `get`, and most words of a command line are plain text.
+    Loading pydantic takes a sixth of the time of a `get`, and most words of a command line are plain text.
     """
 
     def __init__(self, descriptor: Any, otherwise: Callable[[Any], Any]) -> None:
@@ -88,7 +88,7 @@ class _LazyModule(ModuleType):
 
 
 def no_user_code() -> None:
-    """Skip work in Arrow and Python that only code of the user needs, because this verb runs none.
+    """Skip work in Arrow and Python that only a user's code would need. For verbs that run no user code.
 
     Arrow does not import pandas when it gets its first Python list (so it does not recognize pandas' missing values;
     `to_pandas` still imports pandas), and imports its functions at first use. `leave` ends the process early. Does
@@ -111,7 +111,7 @@ def no_user_code() -> None:
 
 
 def leave(code: int | str | None) -> None:
-    """End the process without the interpreter's teardown, a fifth of a `get`, if no code of the user ran in it.
+    """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
     First joins threads, runs `atexit` functions, and flushes both streams. Returns if the process must not be ended.
     """

@@ -1,7 +1,7 @@
-"""Progress of a run beside its commits: what it is doing, whether it is idle, and what a stop waits for.
+"""Progress of a run besides its commits: its current activity, whether it is idle, and what a stop waits for.
 
-On a terminal this is one live line on stderr. Elsewhere it is a line when something takes a second, a line when no
-records come in, and another one every minute.
+On a terminal, the progress is one live line on stderr. Elsewhere, lines are printed when an activity takes a
+second, when no records come in, and every minute after that.
 """
 
 import logging
@@ -30,7 +30,7 @@ _STOPPING_AGAIN_S = 2.0
 
 
 class Reporter(Listener):
-    """Listener that takes events from any thread and prints progress from its own.
+    """Listener that takes events from any thread and prints progress from a thread of its own.
 
     With `live`, stderr is a terminal on which a line can be redrawn.
     """
@@ -131,7 +131,7 @@ class Reporter(Listener):
 
 
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
-    """Return the line for a run without a commit for `quiet_s` seconds; None if there was no commit at all."""
+    """Return the line for a run without a commit for `quiet_s` seconds, or without any commit if `quiet_s` is None."""
     stopped = [stage.stage for stage in stages if stage.running is False]
     lagging = [f"{stage.stage} {formats.plural(stage.records, stage.unit)}" for stage in stages if stage.records]
     all_read = stages and all(stage.records is not None for stage in stages)

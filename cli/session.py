@@ -72,7 +72,7 @@ class Session(Printer):
         return self.app(app), stage
 
     def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
-        """Return the app and the table name of `APP/TABLE`. Raises `Usage`, also for a ref with a moment."""
+        """Return the app and the table name of `APP/TABLE`. Raises `Usage`, also if a moment follows."""
         from ..client.backends import names_of_stage
 
         check_table(text, key)
@@ -80,7 +80,7 @@ class Session(Printer):
         return self.app(app), table
 
     def prompt_for_name(self, error: Protected) -> str:
-        """Prompt for the name of a protected app and return the answer. Raises the error without a terminal."""
+        """Prompt for the name of a protected app and return the answer. Without a terminal, raises `error`."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
             raise error
         self.note(error.message)
@@ -93,7 +93,7 @@ class Session(Printer):
 
 
 def check_table(text: str, key: Sequence[str]) -> None:
-    """Raise `Usage` if `text` is an app without a table and the key's first word may be the table."""
+    """Raise `Usage` if `text` names an app but no table, and `key` has words; the first may be meant as the table."""
     app, at, moment = text.partition("@")
     if "/" not in app and key:
         table, *values = key

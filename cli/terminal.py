@@ -33,7 +33,7 @@ QUOTED = "  | "
 """Prefix of each line of text that is quoted unchanged, such as a query or the end of a log."""
 
 _PIECE = select.PIPE_BUF // 4
-"""Piece size in characters of up to four bytes: a pipe takes a piece of this size whole or not at all."""
+"""Characters per piece, each of up to four bytes: a pipe takes a piece of this size as a whole or not at all."""
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -74,7 +74,7 @@ class Printer:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:
-        """Yield a function that shows results: in one place on a terminal, else one after the other."""
+        """Yield a function that shows results: each replaces the previous one on a terminal, else all are printed."""
         if self.as_json or logs_json() or not is_terminal():
             yield self._print
             return
@@ -88,7 +88,7 @@ class Printer:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Yield a function for progress: it redraws blocks in one place of a terminal, or prints the lines."""
+        """Yield a function for progress: on a terminal it redraws blocks in one place, elsewhere it prints lines."""
         if self.as_json or logs_json() or not is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
@@ -259,7 +259,7 @@ def _console(stderr: bool) -> "Console":
 
 
 def _write(text: str, stderr: bool) -> None:
-    """Write text in pieces. Unbuffered, Python cannot tell a piece that a closed pipe cut short from a whole one."""
+    """Write text in pieces so small that a pipe never takes part of one; unbuffered Python would not notice that."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Some terminals cannot encode all characters of our output.

@@ -56,12 +56,12 @@ _NO_KEY: object = object()
 class StoredApp(AppFailover):
     """An app of a store, running or not.
 
-    Methods that change it raise `Unavailable` if the store or Kafka does not answer; the same call again finishes the
-    operation.
+    If the store or Kafka does not answer, methods that change the app raise `Unavailable`; repeating the call
+    finishes the operation.
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Request a retry of waiting rejected records with the current program, of one stage or of all."""
+        """Request that a runner process waiting rejected records again, of `stage` or, if empty, of all stages."""
         client, now_ms = self._client, instants.now_ms()
         waiting = stages.rejected_waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
@@ -112,13 +112,14 @@ class StoredApp(AppFailover):
         return maintenance.rewound(done, dry_run=dry_run)
 
     def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
-        """Make the app continue to read users' topics at other offsets, from its next start on.
+        """Set the offsets at which the app, from its next start on, continues to read users' topics.
 
         Args:
             topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
 
         Raises:
-            Usage: not exactly one scenario, not either topics or all of them, or no Kafka is configured.
+            Usage: not exactly one scenario is given, both or neither of `topics` and `all_topics` are given, or no
+                Kafka is configured.
             NotFound: the app, a topic or a partition does not exist.
             Refused: a runner holds the app, the topic is a repartition topic, or Kafka does not have the offsets.
         """
@@ -210,10 +211,10 @@ class StoredApp(AppFailover):
             on_progress: called with a line about the current step.
 
         Raises:
-            Usage: a key is missing or has other types than the key columns, or a field is malformed.
+            Usage: a key is missing or does not have the types of the key columns, or a field is malformed.
             NotFound: the app or the table does not exist.
             Refused: only the program knows which field of a topic leads to a key; no object holds any of the keys; the
-                app is a clone and shares SSTs with its source; a forget of other keys, a snapshot, a clone or an edit
+                app is a clone and shares SSTs with its source; `forget` for other keys, a snapshot, a clone or an edit
                 is in progress; a clone cannot be reached.
         """
         self._check_allowed("to forget keys of it", options)
@@ -242,8 +243,8 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Search everything that the app and its clones have stored for keys that should be gone. Read-only.
 
-        With `deep`, every object is decoded in full, also those of other tables. Takes `keys` and `key` as `forget`
-        does, and raises the same errors.
+        With `deep`, every object is decoded in full, including objects of other tables. Takes `keys` and `key` as
+        `forget` does, and raises the errors of `forget`.
         """
         client, requested = self._client, _requested_keys(keys, key, options)
         findings = look(
@@ -259,7 +260,7 @@ class StoredApp(AppFailover):
         return maintenance.looked(findings, self.called)
 
     def give_up_forgetting(self) -> Result:
-        """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if there is none."""
+        """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if no `forget` was interrupted."""
         return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
@@ -274,19 +275,20 @@ class StoredApp(AppFailover):
     def protect(self) -> Result:
         """Require the app's name as `yes_really` in methods that could lose data.
 
-        These are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over it, `remove`, `remove_clone` and
-        `refresh`. The name is protected: after a promotion, this covers the app that now has the name, and the one in
-        the folder of that name. The prompt shows the reason that `slackwater.because` gives here. Raises `NotFound` for
-        the app, and `Refused` if another app has taken its name.
+        The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
+        and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now has the name,
+        and the app stored in the folder of that name. The prompt shows the reason that `slackwater.because` gave for
+        this call. Raises `NotFound` if the app does not exist, and `Refused` if another app has taken its name.
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
         return maintenance.protected(protected, already=protected.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:
-        """Turn the protection off. `yes_really` is the app's name.
+        """Remove the protection. `yes_really` must be the app's name.
 
-        Raises `Protected` without the name, `NotFound` for the app, and `Refused` if another app has taken its name.
+        Raises `Protected` without the name, `NotFound` if the app does not exist, and `Refused` if another app has
+        taken its name.
         """
         client = self._client
         was = removal.lift_protection(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
@@ -314,7 +316,7 @@ class StoredApp(AppFailover):
         on_version: Callable[[Compacted], None] = lambda _done: None,
         **options: Unpack[CompactOptions],
     ) -> Result:
-        """Merge SSTs of all tables or of some stages' tables, by each table's policy; with `full`, all SSTs.
+        """Merge SSTs of some stages' tables or of all tables, by each table's policy; with `full`, merge all SSTs.
 
         Without `stages`, input archives are merged as well. Raises `NotFound` for an unknown stage, and `Refused` for a
         stage without a table.
@@ -381,10 +383,11 @@ class StoredApp(AppFailover):
         dry_run: bool = False,
         **rules: Unpack[RetentionOptions],
     ) -> Result:
-        """Delete versions that retention expires, and objects unreferenced for `margin_ms`, at least an hour.
+        """Delete versions that no retention rule keeps, and objects that have been unreferenced for `margin_ms`.
 
-        With `explained`, only say why that object is kept or deleted. `rules` override those of the settings. Raises
-        `Usage` for a shorter margin, and `NotFound` for the app or the object.
+        `margin_ms` is at least an hour. If `explained` names an object, only explain why gc keeps or deletes the
+        object. `rules` override the rules of the settings. Raises `Usage` for a shorter margin, and `NotFound` for the
+        app or the object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

@@ -1,4 +1,4 @@
-"""Spark queries: the state of one as an app (`slackwater attach`), and a query that becomes a stage (`adopt`)."""
+"""Spark queries as apps: follow a query's state (`slackwater attach`), or turn a query into a stage (`adopt`)."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def tail_of(
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """Yield the follower of a query's checkpoint, which a local Spark reads.
+    """Yield a `Tail`, which follows a query by its checkpoint; a local Spark reads the checkpoint.
 
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
@@ -57,7 +57,7 @@ def tail_of(
 
 
 def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
-    """Return a loop that follows the checkpoint, with heartbeats and merges. `tell` gets each new version."""
+    """Return a loop that follows the checkpoint, sends heartbeats and merges SSTs. `tell` gets each new version."""
     from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
@@ -65,7 +65,7 @@ def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> 
 
 
 def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
-    """Read the batches that the checkpoint has; `tell` gets each new version. With `dry_run`, only describe them."""
+    """Read the batches that the checkpoint has; with `dry_run`, only describe them. `tell` gets each new version."""
     if dry_run:
         return shown.to_attach(tail.plan(), tail.checkpoint.where, tail.checkpoint.query)
     versions = follower(client, tail, tell).catch_up()
@@ -82,7 +82,7 @@ def query_of(
     last_batch: int | None = None,
     attached: str = "",
 ) -> "Query":
-    """Return the description of an adoption. Raises `Usage` for an invalid stage name."""
+    """Return a `Query`, which describes an adoption. Raises `Usage` for an invalid stage name."""
     from ..operations.from_spark.adopt.adopting import Query
 
     keys.check_name("stage", stage)
@@ -98,7 +98,7 @@ def adopt(
     spark_conf: Mapping[str, str] | None = None,
     dry_run: bool,
 ) -> Result:
-    """Make a stage of the query; `tell` gets a line per version. With `dry_run`, only describe the conversion."""
+    """Turn the query into a stage, with a line to `tell` per version; with `dry_run`, only describe the conversion."""
     from ..operations.from_spark.adopt.adopting import opened
 
     kafka = client.known_channels("to look up offsets").kafka
@@ -136,7 +136,7 @@ def shadow_of(
 
 
 def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None) -> Result:
-    """Write a program that declares the stage into a new file.
+    """Write a new program file that declares the stage.
 
     Raises `Refused` if the file exists, or no declaration can take the state over.
     """

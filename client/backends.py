@@ -25,9 +25,9 @@ class Backends:
 
     Args:
         settings: the store, Kafka, and other settings.
-        channels: returns the repartition topics, or None without Kafka; by default from the settings.
-        note: called with lines that are worth knowing besides a call's result; by default discarded.
-        flags: options that commands suggested in results need, such as --store.
+        channels: function that returns the repartition topics, or None without Kafka; default from the settings.
+        note: called with lines that a user should know in addition to a call's result; discarded by default.
+        flags: options such as --store, to append to the commands that results suggest.
 
     Raises:
         Usage: no store is configured, or its root is malformed.
@@ -82,9 +82,9 @@ class Backends:
         return other
 
     def channels_of(self, app: str) -> "KafkaChannels | None":
-        """Return the topics that an app reads, with its input archive; None without Kafka.
+        """Return the topics that an app reads, backed by its input archive; None without Kafka.
 
-        Without an app (an empty name), topics go only as far back as Kafka has them.
+        If `app` is empty, only records that Kafka still has can be read.
         """
         channels = self.channels()
         return channels.with_archives(self.store, app) if channels is not None and app else channels
@@ -97,15 +97,15 @@ class Backends:
         return channels
 
     def channels_where_needed(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics as `channels_of` does. Without Kafka, raises `Usage` at their first use."""
+        """Return the topics as `channels_of` does; without Kafka, topics whose first use raises `Usage`."""
         return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
 
     @contextmanager
     def channels_of_clone(self, app: str, *, asks: bool) -> "Iterator[KafkaChannels]":
-        """Yield the topics for creating a clone, which needs Kafka only for topics of its own.
+        """Yield the topics for creating a clone; Kafka is needed only for the clone's own topics.
 
-        Without Kafka, the offsets of topics that the clone continues to read are not checked, and a note at the end
-        says so; with `asks`, they must be checked. Raises `Usage` at any other use of the topics without Kafka.
+        Without Kafka, the offsets in topics that the clone continues to read are not checked, and a note at the end
+        says so. With `asks`, these offsets must be checked. Any other use of the topics without Kafka raises `Usage`.
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
@@ -132,7 +132,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Note that gc has removed the moment of `ref`, so that a neighbouring moment answers."""
+        """Note, unless `thinned` is None, that gc removed the moment of `ref` and the nearest kept moment is used."""
         if thinned is None:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
@@ -141,7 +141,10 @@ class Backends:
         self.note(f"note: gc has thinned out the history at {ref}; using the nearest kept moment, {moment}")
 
     def beside(self, root: str | None) -> Self:
-        """Return a copy for another store root, which is closed with this one; without a root, this one."""
+        """Return a copy for the store at `root`, or this object itself if `root` is empty.
+
+        The copy shares the cache, and both are closed together.
+        """
         if not root:
             return self
         _ = self.cache  # open it before copying, so that both share it
@@ -188,7 +191,7 @@ class _UncheckedChannels(_UnknownChannels):
         return ""
 
     def announce(self, *_positions: object) -> None:
-        """Do nothing: announcing offsets is only for Kafka's own tools."""
+        """Do nothing: offsets are announced only for Kafka's own tools."""
 
 
 def _no_kafka(what_for: str) -> Usage:
@@ -200,7 +203,7 @@ def _no_kafka(what_for: str) -> Usage:
 
 
 def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
-    """Split `APP/STAGE` or `APP/TABLE` into its two names. Raises `Usage`, also for a ref with a moment."""
+    """Split `APP/STAGE` or `APP/TABLE` into its two names. Raises `Usage`, also if a moment follows the names."""
     app, name, moment = names_at(text, noun)
     if moment:
         raise Usage(
@@ -211,7 +214,7 @@ def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
 
 
 def names_at(text: str, noun: str = "table") -> tuple[str, str, str]:
-    """Split `APP/TABLE@MOMENT` into app, table, and moment with its `@`, which may be empty. Raises `Usage`."""
+    """Split `APP/TABLE@MOMENT` into app, table and `@MOMENT`, which may be empty. Raises `Usage` without a table."""
     where, at, moment = text.partition("@")
     app, _, name = where.partition("/")
     if not name:

@@ -1,4 +1,4 @@
-"""Client of a store: entry point of notebooks, with the store's apps and its connections."""
+"""Client of a store: the entry point for notebooks. It opens apps, and holds the connections to store and Kafka."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -72,12 +72,12 @@ class Client(Backends, Shown):
         return tuple(sorted(list_apps(self.store)))
 
     def app(self, name: str) -> "StoredApp":
-        """Return an app of the store. Raises `NotFound` with the nearest name if it does not exist, and `Usage`."""
+        """Return an app of the store. Raises `NotFound`, with the nearest name, if no app has this name."""
         read_app(self.store, folder_of(self.store, name))
         return self.called(name)
 
     def called(self, name: str) -> "StoredApp":
-        """Return the app of this name, also a name that it got by a promotion, without checking that it exists.
+        """Return the app that has this name, possibly by a promotion, without checking that the app exists.
 
         Raises `Usage`, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
         """
@@ -87,7 +87,7 @@ class Client(Backends, Shown):
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, done: str) -> "Moment":
-        """Return the moment of a ref, for reading. `done` is the participle in errors, such as "read"."""
+        """Return the moment of a ref. `done` is a participle for the wording of notes, such as "read"."""
         from .moment import Moment
 
         return Moment.around(self, in_folder(self.store, ref), done)
@@ -95,7 +95,7 @@ class Client(Backends, Shown):
     def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
         """Return the moment and the table of a ref `APP/TABLE@MOMENT`.
 
-        Raises `NotFound` for an unknown table, and otherwise as `moment` does.
+        Raises `NotFound` for an unknown table, and the errors of `moment`.
         """
         from ..snapshot.cut.moments import heads_of, stages_of
         from ..store.versions.side_tables import columns_of, may_have, owner
@@ -112,20 +112,20 @@ class Client(Backends, Shown):
     def clones(self, source: str = "") -> "Result":
         """List the clones under this root, and clones of its apps under other roots.
 
-        With `source`, only clones of that app. For each: its moment, owner, purpose, expiry, whether it has run, the
-        bytes that it shares with its source, and the bytes that are kept only for it. Raises `NotFound` for an unknown
-        app.
+        With `source`, lists only clones of that app. The result has the moment, owner, purpose and expiry of a clone,
+        whether the clone has run, the bytes that it shares with its source, and the bytes that are kept only for it.
+        Raises `NotFound` for an unknown app.
         """
         from .clones import listed
 
         return listed(self, source)
 
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
-        """Remove the expired clones under this root, of the app `source` or of all.
+        """Remove the expired clones under this root, of the app `source` or, if empty, of any app.
 
-        A running clone stays unless `fence` is set; protected clones and clones that were cloned stay, and the result
-        lists them. With `topics`, their topics and consumer groups are removed as well. Raises as `StoredApp.remove`
-        does.
+        A running clone stays unless `fence` is set. Protected clones, and clones that have clones, stay, and the result
+        lists them. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
+        `StoredApp.remove`.
         """
         from .clones import remove_expired
 
@@ -258,7 +258,7 @@ class Client(Backends, Shown):
         return TOKENS.all(self.store)
 
     def digest_of(self, token: str) -> str:
-        """Return the digest that the store keeps of a token."""
+        """Return the digest by which the store knows a token."""
         from ..operations.maintenance.tokens import digest
 
         return digest(token)
@@ -280,7 +280,7 @@ class Client(Backends, Shown):
         return token_added(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
-        """Remove a token; instances notice within five seconds. Raises `NotFound`."""
+        """Remove a token. Running servers refuse it within five seconds. Raises `NotFound` for an unknown token."""
         from ..operations.maintenance import tokens
         from .show.maintenance import token_removed
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 Progress = Callable[[int, int], None]
-"""Called with the number of SSTs copied, and the total."""
+"""Function called with the number of SSTs copied so far, and the total number."""
 
 
 @checked_methods
@@ -53,12 +53,12 @@ class AppClones(AppHistory):
         ttl: str = "",
         **options: Unpack[CloneOptions],
     ) -> Self:
-        """Make a new app from a moment of this one. State is copied only with `deep` or `masks`.
+        """Make a new app from a moment of this app. State is copied only with `deep` or `masks`.
 
         Args:
             to: the new app's name.
             at: the moment, as `at` takes it.
-            store: the store root of the new app; default the same.
+            store: the store root of the new app; default the root of this app.
             ttl: time to live, as `"3d"`, after which the client's `remove_expired` removes the clone; default no limit.
 
         Returns:
@@ -85,7 +85,7 @@ class AppClones(AppHistory):
         dry_run: bool = False,
         on_progress: Progress = lambda _done, _all: None,
     ) -> Result:
-        """Clone from a whole ref, as `clone` does, and return the result. A `ttl_ms` of 0 is no limit."""
+        """Clone the moment of the ref `source`, as `clone` does. With a `ttl_ms` of 0, the clone never expires."""
         client, target = self._client, self._client.beside(store).store
         chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
         terms = Terms(**{"owner": client.by, **chosen}, ttl_ms=ttl_ms)
@@ -141,7 +141,7 @@ class AppClones(AppHistory):
         return shown.refreshed(done, name, dry_run=dry_run)
 
     def remove(self, **options: Unpack[RemoveOptions]) -> Result:
-        """Remove the app. For a clone, the snapshot that kept its files in the source is removed as well.
+        """Remove the app. For a clone, also remove the snapshot that kept the clone's files in the source.
 
         Raises:
             Usage: `topics` is set and no Kafka is configured.
@@ -155,9 +155,9 @@ class AppClones(AppHistory):
         return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
 
     def remove_clone(self, **options: Unpack[RemoveCloneOptions]) -> Result:
-        """Remove the app if it is a clone, even an incomplete one.
+        """Remove the app if it is a clone, complete or not.
 
-        Raises as `remove` does, and `Refused` for an app that is no clone.
+        Raises the errors of `remove`, and `Refused` for an app that is no clone.
         """
         store = self._client.store
         info = find_app(store, self.name)
@@ -169,7 +169,7 @@ class AppClones(AppHistory):
         return self.remove(**options)
 
     def _check_allowed(self, action: str, options: GuardedOptions) -> None:
-        """Raise `Protected` if the app is protected and its name was not given."""
+        """Raise `Protected` if the app is protected and `yes_really` is not its name; never in a dry run."""
         if not options["dry_run"]:
             removal.check_protected(self._client.store, self.name, action, options["yes_really"], self.called)
 

@@ -1,4 +1,4 @@
-"""Replicas of an app under other store roots, and recovery of an app from one of them."""
+"""Replicas of an app under other store roots, and recovery of an app from a replica."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
@@ -38,7 +38,7 @@ class AppFailover(AppReleases):
         dry_run: bool = False,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Result:
-        """Copy to another store root what the replica there lacks.
+        """Copy to another store root the data that the app's replica there lacks.
 
         The replica can be read like the app by a client of that root. In-flight records are kept with it if Kafka is
         configured. A second call copies what is new; `replicator` runs continuously. `workers` objects are copied in
@@ -65,7 +65,7 @@ class AppFailover(AppReleases):
         workers: int = WORKERS,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Replicator:
-        """Return a replicator of the app to that root, which copies in rounds."""
+        """Return a replicator, which copies the app to the store root `to` in rounds."""
         client = self._client
         kafka = client.known_channels(_GOES_ON) if client.settings.brokers else None
         at = client.store.at(to)

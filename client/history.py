@@ -59,7 +59,7 @@ from .when import HasMoments, in_words
 
 @checked_methods
 class AppHistory(HasMoments):
-    """The history of an app: read, searched, and pinned by snapshots. `StoredApp` adds changes.
+    """Read access to an app's history, and snapshots. `StoredApp` adds operations that change the app.
 
     Methods raise `Corruption` if an object does not match its manifest, and `Unavailable` if the store or Kafka does
     not answer.
@@ -87,7 +87,7 @@ class AppHistory(HasMoments):
         return list_snapshots(self._client.store, self.name)
 
     def all_snapshots(self) -> Result:
-        """List the app's snapshots and the open requests for one."""
+        """List the app's snapshots and its open snapshot requests."""
         complete, requests = self.snapshots, open_requests(self._client.store, self.name)
         return snapshots.snapshots(self.name, complete, requests, waiting_for(self._client, self.name, requests))
 
@@ -105,7 +105,7 @@ class AppHistory(HasMoments):
             moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
                 ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole ref, as
                 `log` and `bisect` print it, works too.
-            stage: a moment of this stage, which may also be a version, `v42`.
+            stage: the stage that `moment` is about; `moment` may then also be a version of this stage, `v42`.
 
         Raises:
             Usage: the moment is malformed or of another app, or the client is closed.
@@ -115,7 +115,7 @@ class AppHistory(HasMoments):
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
     def of_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
-        """Return the moment of these versions, as `Moment.versions` has them. At most one request per stage.
+        """Return the moment with these versions by stage, as in `Moment.versions`. At most one request per stage.
 
         Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` if a version was deleted.
         """
@@ -126,7 +126,8 @@ class AppHistory(HasMoments):
     def newer(self, moment: Moment) -> Moment | None:
         """Return the newest moment if a stage has committed since `moment`, else None.
 
-        One request per stage, and those of `at` for a newer moment. A stage that began after `moment` is not noticed.
+        Makes one request per stage, and the requests of `at` if there is a newer moment. Does not notice a stage that
+        began after `moment`.
         """
         heads = moment.cut.stages.values()
 
@@ -192,9 +193,9 @@ class AppHistory(HasMoments):
         return snapshots.taken(snapshot, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
-        """Remove a snapshot, or withdraw the request for one; with `force`, even if a clone uses it.
+        """Remove a snapshot, or withdraw a snapshot request. `force` also removes a snapshot that a clone uses.
 
-        Raises `NotFound` for an unknown snapshot, and `Refused` if a clone uses it.
+        Raises `NotFound` for an unknown snapshot, and `Refused` if a clone uses it and `force` is not set.
         """
         client = self._client
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
@@ -203,7 +204,7 @@ class AppHistory(HasMoments):
     def log(self, limit: int = 20, *, stage: str = "", replayable: bool = False) -> Log:
         """Return the newest `limit` commits (0 for all) of the app or of one stage, newest first.
 
-        With `replayable`, Kafka is asked whether it still has each version's input, if Kafka is configured. Raises
+        With `replayable`, asks Kafka, if configured, whether the input of each version is still there. Raises
         `NotFound` for an unknown stage.
         """
         client = self._client
@@ -216,14 +217,15 @@ class AppHistory(HasMoments):
         return Log(entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Return the commits between two times (0: the first, the newest), thinned out to about `points`.
+        """Return the commits from `from_ms` to `to_ms`, thinned out to about `points`.
 
-        Includes snapshots and other marks. The cost is proportional to the points, not to the commits.
+        A `from_ms` of 0 is the first commit, a `to_ms` of 0 the newest. The result also has marks, such as snapshots.
+        The cost is proportional to the points, not to the commits.
         """
         return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
 
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
-        """Return the stages now, with lag, watermarks and open snapshots, or at a moment, as data for JSON."""
+        """Return the stages at a moment, or now with lag, watermarks and open snapshots, as data for JSON."""
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
@@ -251,7 +253,7 @@ class AppHistory(HasMoments):
         return history.operations(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
-        """Parse a time as it is written in a ref. Raises `Usage` for any other moment."""
+        """Parse a time as refs have it; `default` if empty. Raises `Usage` for a moment that is no time."""
         if not time:
             return default
         moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
@@ -279,7 +281,7 @@ class AppHistory(HasMoments):
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """Return the newest `limit` changes (0 for all) of one key's row, newest first, over the kept versions.
 
-        `key` is as for `Moment.get`, with the same errors.
+        Takes `key`, and raises errors, as `Moment.get` does.
         """
         client, values = self._client, key if isinstance(key, tuple) else (key,)
         now_ms = instants.now_ms()
@@ -292,9 +294,10 @@ class AppHistory(HasMoments):
         return KeyHistory(again_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the input offsets behind versions of a stage: on its own inputs, and on users' topics.
+        """Return the offsets that versions of a stage were computed from, on its inputs and on users' topics.
 
-        Covers one version, by default the newest; with `after`, the versions after that up to it. Raises `NotFound`.
+        Covers the one version `version`, by default the newest; with `after`, all versions after `after` up to and
+        including `version`. Raises `NotFound`.
         """
         store = self._client.store
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
@@ -354,7 +357,7 @@ class AppHistory(HasMoments):
         return Bisection(verdict, good_moment, bad_moment, explanation.guilty, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """Search with any predicate. `how` has the other arguments of `search.bisect`, with whole refs as ends."""
+        """Search with any predicate. `how` has more arguments of `search.bisect`; refs in it name the app."""
         client = self._client
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
@@ -379,7 +382,7 @@ class AppHistory(HasMoments):
         return check(self._client, code, self.name, options, on_progress)
 
     def note_input_gone(self) -> None:
-        """Note the versions whose input Kafka has deleted, if Kafka is configured."""
+        """Note, if Kafka is configured, the versions that cannot be replayed because Kafka has deleted their input."""
         client = self._client
         if (topics := client.channels_of(self.name)) is None:
             return
@@ -396,7 +399,7 @@ class AppHistory(HasMoments):
             client.note(f"note: {note}")
 
     def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
-        """Return the predicate of a search. Raises `Usage` unless there is one, and `NotFound` for the table."""
+        """Return the predicate of a search. Raises `Usage` unless one is given, and `NotFound` for an unknown table."""
         question = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
             if not question.by_hand:
@@ -406,7 +409,10 @@ class AppHistory(HasMoments):
         raise Usage("give exactly one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
-        """Return a moment as a whole ref, or `beginning`; None without a moment. Raises `Usage`."""
+        """Return a moment as a ref with the app's name, or `beginning`; None if no moment is given.
+
+        Raises `Usage` for a moment of another app.
+        """
         return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 
     def _ref(self, moment: When, stage: str = "") -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..operations.exchange.iceberg.export import WrittenTable
 
 KEEP_MS = HOUR_MS
-"""Default milliseconds that a replaced Iceberg snapshot stays readable."""
+"""Default time in milliseconds for which a replaced Iceberg snapshot stays readable."""
 
 
 class IcebergTables:

@@ -1,4 +1,4 @@
-"""A moment of an app, one version of each stage, for queries; and the result of a bisect, with two moments."""
+"""`Moment`, one version of each stage of an app, for queries; and `Bisection`, the result of a bisect."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Moment(Shown):
 
     @classmethod
     def around(cls, client: Backends, ref: str, done: str) -> Moment:
-        """Return the moment of a ref, with notes about stages that cannot be read and about a thinned-out history.
+        """Return the moment of a ref, and note stages that cannot be read and history that gc has thinned out.
 
-        `done` is the participle in the notes, such as "read". Raises as `StoredApp.at` does.
+        `done` is the participle in the notes, such as "read". Raises the errors of `StoredApp.at`.
         """
         cut, damage = resolve_around(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
@@ -108,7 +108,7 @@ class Moment(Shown):
         return self._cut
 
     def current(self) -> Cut:
-        """Return the manifests without all keys forgotten up to now. One listing."""
+        """Return the manifests without any key that has been forgotten up to now. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
 
@@ -119,12 +119,12 @@ class Moment(Shown):
 
     @property
     def time(self) -> datetime:
-        """Commit time of the newest of these versions, in UTC."""
+        """Commit time of the moment's newest version, in UTC."""
         return datetime.fromtimestamp(self.cut.time_ms / 1_000, UTC)
 
     @property
     def thinned_out(self) -> Thinned | None:
-        """Requested and answering times if garbage collection removed the requested moment, else None."""
+        """Time asked for, and time of the moment used instead, if gc removed the moment asked for; else None."""
         return self.cut.thinned
 
     @property
@@ -157,7 +157,7 @@ class Moment(Shown):
         max_rows: int | None = None,
         on_moment: Callable[[Cut], None] = lambda _cut: None,
     ) -> tuple[pa.Table, dict[str, Cut]]:
-        """Return the rows of a query, and the other moments that it reads, by ref. Raises as `query` does.
+        """Return the rows of a query, and, by ref, the other moments that the query reads. Raises as `query` does.
 
         Notes name tables that did not exist yet or had another name. A query that exceeds `bounds` raises `TooMuch`.
         `on_moment` is called with each other moment before it is read, and may raise.
@@ -219,8 +219,8 @@ class Moment(Shown):
         A name without an extension, or with a slash at its end, is a folder: plain Parquet with a document that
         describes each file, for the whole app with offsets and in-flight records. A name that ends in `.duckdb`, `.ddb`
         or `.db` is a DuckDB file with all tables; its table `_slackwater` has the moment and each stage's version. A
-        name that ends in `.csv`, `.parquet` or `.json` is a file of one table: `table`, or the only one. `force`
-        overwrites an existing file, but never a folder.
+        name that ends in `.csv`, `.parquet` or `.json` is a file with a single table: `table`, which may be omitted if
+        the moment has only one table. `force` overwrites an existing file, but never a folder.
 
         Raises:
             Usage: the extension has no known format, `force` or `table` is given for a folder, the table for such a
@@ -239,7 +239,7 @@ class Moment(Shown):
         force: bool = False,
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
-        """Export as `export` does, with some tables or all, and return the result to show. Raises as `export` does."""
+        """Export some tables or all, as `export` does; return the result to show. Raises the errors of `export`."""
         from ..snapshot.query.export import ENDINGS
         from .show import rows, values
 
@@ -263,7 +263,7 @@ class Moment(Shown):
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file of any format; return its name and number of rows.
 
-        Raises `Usage` if the table is not named and there is not exactly one, and `Refused` as `export` does.
+        Raises `Usage` if `table` is empty and the moment has no table or several, and `Refused` as `export` does.
         """
         from ..snapshot.query.export import check_free
         from ..store.read.duckdb_view import quoted
@@ -365,7 +365,7 @@ class Moment(Shown):
     def get_many(
         self, table: str, keys: Sequence[object], columns: Sequence[str] = ()
     ) -> list[dict[str, object] | None]:
-        """Return the rows of many keys in their order, None for a missing key. Errors as for `get`.
+        """Return a row per key in the order of `keys`, None for a missing key. Raises the errors of `get`.
 
         `columns` limits the columns. SSTs that are read stay in the local cache for later calls.
         """
@@ -375,12 +375,15 @@ class Moment(Shown):
         return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
     def having(self, table: str) -> Moment:
-        """Return a moment that includes this table, perhaps under its earlier name. Raises `NotFound`."""
+        """Return this moment with the table under the given name, also if it was renamed later. Raises `NotFound`."""
         cut = having(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
-        """Parse keys, each a sequence of values in the order of the key columns, for `rows_of`. Errors as for `get`."""
+        """Parse keys, as `rows_of` needs them. Raises the errors of `get`.
+
+        A key is a sequence of values in the order of the key columns.
+        """
         return parse_keys(table, self.declared(table), keys)
 
     def declared(self, table: str) -> Table:
@@ -392,7 +395,7 @@ class Moment(Shown):
     def rows_of(
         self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the visible columns of the keys' rows in order, and a mask of found keys; missing rows are null.
+        """Return the visible columns of the keys' rows in order, nulls for a missing row, and a mask of found keys.
 
         Rows that expire by write time are seen as of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much
         remote data is read.
@@ -408,9 +411,9 @@ class Moment(Shown):
         return again_if_forgotten(client.store, self._cut.app, read)
 
     def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
-        """Return the first `limit` rows of a table in stored order, beginning at the `_hash` `start`.
+        """Return the first `limit` rows of a table in stored order, from the hash `start` on.
 
-        Reads little more than these rows, at any size of the table. Raises `NotFound` for an unknown table.
+        Reads little more than these rows, however large the table is. Raises `NotFound` for an unknown table.
         """
         from ..snapshot.query.columns import FIRST, first_rows
 
@@ -428,7 +431,7 @@ class Moment(Shown):
         return owner(table, self.cut.stages)
 
     def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the state partition of each key of `keys_of`."""
+        """Return the state partition of each key; `keys` comes from `keys_of`."""
         return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
 
     def partitions(self, table: str) -> int:
@@ -437,10 +440,10 @@ class Moment(Shown):
         return declared.partitions if declared is not None else 0
 
     def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
-        """Return the rows of some state partitions with their SSTs fetched and memory-mapped, or None.
+        """Fetch and memory-map the SSTs of some state partitions, and return their rows.
 
-        None if the SSTs exceed half of the cache, if more than `most_bytes` had to be fetched, or if an SST cannot be
-        mapped. Raises as `rows_of` does.
+        Returns None if the SSTs exceed half of the cache, if more than `most_bytes` had to be fetched, or if an SST
+        cannot be mapped. Raises as `rows_of` does.
         """
         client, manifest = self._client, self.cut.tables[table]
         declared = manifest.table
@@ -459,7 +462,7 @@ class Moment(Shown):
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """Return the next offset of each partition by users' topic, up to which all given tables include the input.
+        """Return, by users' topic, the offset of each partition below which all given tables include the input.
 
         Without arguments, considers all tables.
         """
@@ -485,7 +488,7 @@ class Moment(Shown):
         return row, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
     def diff(self, other: Moment, **options: Unpack[DiffOptions]) -> Difference:
-        """Compare with another moment, table by table; rows that only the other moment has count as added.
+        """Compare with another moment, table by table; rows that exist only in the other moment count as added.
 
         The other moment may be of another app. Shared SSTs are not read: the cost is proportional to the data written
         since both diverged. Raises `NotFound` if neither has the table.
@@ -552,11 +555,11 @@ class Bisection(Shown):
     verdict: Verdict
     """Full result of the search."""
     good: Moment | None
-    """Last good moment, right before the commit; None if it is the first commit."""
+    """Last good moment, right before the commit; None if no moment precedes the commit."""
     bad: Moment
-    """First bad moment, which ends with the commit."""
+    """First bad moment, right after the commit."""
     record: Guilty | None = None
-    """Input record behind the commit, and how it was found; None without a replay, or for other causes."""
+    """Input record that caused the commit, and how it was found; None without a replay, or for another cause."""
     cause: Cause = field(default_factory=_not_replayed)
     """Cause of the commit: its class, whether a replay proves it, the records, and the evidence."""
 
@@ -572,7 +575,7 @@ class Bisection(Shown):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Offset ranges on users' topics behind the commit."""
+        """Offset ranges on users' topics that the commit was computed from."""
         return self.verdict.lineage.sources
 
     @property

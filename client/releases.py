@@ -76,10 +76,10 @@ class AppReleases(AppClones):
     ) -> Result:
         """Run a changed program over the input that the app read between two moments, on a local Spark.
 
-        A query of `allow` sees the differences of one table under its name, with its key, `change`, `before_…` and
-        `after_…` columns, and returns keys. Its errors are raised before the run, except for columns that only the
-        changed program's schemas have: those fail the trial's result. A share of `keys` is refused if a stage mixes
-        keys.
+        A query of `allow` reads the differences of a table under the table's name: the key, `change`, `before_…` and
+        `after_…` columns. It returns keys whose differences are expected. An error of the query is raised before the
+        run, except an error about columns that only the changed program's schemas have, which makes the trial fail. A
+        share of `keys` is refused if a stage mixes keys.
 
         Args:
             code: the file of the changed program.
@@ -100,7 +100,7 @@ class AppReleases(AppClones):
             NotFound: a moment or stage does not exist, or a query names an unknown column.
             Refused: the program does not fit, Kafka has deleted the records, rows are in flight at `end` and `before`
                 is not given, or the name `keep` is taken.
-            KeyboardInterrupt: Ctrl-C or SIGTERM stopped it. Nothing is compared, and the clone is removed.
+            KeyboardInterrupt: Ctrl-C or SIGTERM stopped the trial. Nothing is compared, and the clone is removed.
         """
         from ..operations.staging.trial import plan_of, trial
         from ..operations.staging.trial_plan import Release, Sample
@@ -144,14 +144,15 @@ class AppReleases(AppClones):
         """Give this app another app's name and sinks (blue/green cut-over).
 
         Args:
-            over: the name to take over: that of the source of this clone, or of a clone of this app.
+            over: the name to take over: the name of the app that this clone was made from, or of a clone of this app.
             on_wait: called with a line about the progress of both apps.
 
         Raises:
             Usage: not exactly one of `over` and `back` is given, or no Kafka is configured.
             NotFound: the app does not exist.
-            Refused: this app is no clone, or lacks a sink of the other; it never ran, or is stopped while the other
-                runs; another promotion is in progress; or both did not reach the same offsets in time. Nothing changed.
+            Refused: this app is no clone, or lacks a sink of the other app; this app never ran, or is stopped while the
+                other runs; another promotion is in progress; or the two apps did not reach equal offsets in time.
+                Nothing changed.
         """
         dry_run = options["dry_run"]
         if bool(over) == options["back"]:

@@ -1,4 +1,4 @@
-"""Replays of past batches: their program, and the record behind a commit or a change."""
+"""Replays of past batches: the program to replay with, and the record that caused a commit or a key's change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -33,7 +33,7 @@ STARTING = "starting Spark for the replay"
 
 
 Codes = Sequence[str | Path]
-"""Files of programs: the program that ran, and optionally one that ran before."""
+"""Program files: the program that ran, and optionally the program that ran before it."""
 
 
 def cause_behind(
@@ -44,8 +44,8 @@ def cause_behind(
 ) -> Behind:
     """Find the cause of a verdict, from the store or by replays with the programs in `codes`.
 
-    Errors of a replay are not raised, because the commit is already found; they become the reason for an unknown cause.
-    A note says what is missing for a replay. None as `codes` skips replays.
+    An error of a replay is not raised, because the commit is already found, but becomes the reason why the cause is
+    unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
     """
     try:
         cause = cause_of_store(client, verdict)
@@ -65,7 +65,7 @@ def cause_behind(
 
 
 def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
-    """Return the cause that manifests and rows show without a replay; a guess if they do not prove it.
+    """Return the cause that manifests and rows suggest without a replay; it may be unproven.
 
     Raises `Corruption` and `Unavailable`.
     """
@@ -81,20 +81,20 @@ def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
 
 
 def programs_of(client: Backends, verdict: Verdict, codes: Codes) -> Codes:
-    """Return the files to replay with: the given ones, else the one in the settings."""
+    """Return the program files to replay with: `codes`, or else the file in the settings, if any."""
     configured = client.settings.programs.get(verdict.app)
     return codes or ([configured] if configured is not None else [])
 
 
 def _sources(verdict: Verdict) -> str:
-    """Return the names of sources other than Kafka, for a query that reads no Kafka topic; else empty."""
+    """Return the names of a query's sources if none of them is a Kafka topic; else an empty text."""
     bad = verdict.bad.stages[verdict.stage]
     other_sources = bad.attached.others if bad.attached is not None else ()
     return "" if bad.inputs.keys() - other_sources else ", ".join(other_sources)
 
 
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str:
-    """Return the reason why a replay is impossible, with a note about what to add; empty if it is possible."""
+    """Return the reason why a replay is impossible, and note what to add; empty if a replay is possible."""
     if sources := _sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
@@ -112,7 +112,7 @@ def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str
 
 
 def _find_cause_traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
-    """Find the cause by replays, in an OpenTelemetry span with a link to the record's trace if configured."""
+    """Find the cause by replays; if tracing is configured, in a span with a link to the record's trace."""
     from ..pipeline.telemetry.spans import tracing_of
 
     if (tracing := tracing_of()) is None:
@@ -147,7 +147,7 @@ def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, prog
 def records_behind(
     client: Backends, key_history: RowHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[Guilty | None, ...]:
-    """Return the record behind each change of a key; None if no batch made the change, or it is unknown."""
+    """Return the record that caused each change of a key; None if no batch made the change, or it is unknown."""
     file = client.program_of(key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
     with _open_program(client, key_history.app, file) as program:
@@ -163,7 +163,7 @@ def records_behind(
 
 
 def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
-    """Note that keys were forgotten since the versions to replay."""
+    """Note that keys have been forgotten since the versions to replay were committed."""
     for app, at in {manifest.app: manifest.forgotten for manifest in chosen}.items():
         index = forgotten.newest(client.store, app)
         if index.number > at:
@@ -177,9 +177,8 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
 def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
     """Yield the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
 
-    Raises:
-        Usage: no program or no Kafka is configured, or a key is given for a stage without a table. Others as
-            `StoredApp.at` and `StageReplay.of`.
+    Raises `Usage` if no program or no Kafka is configured, or a key is given for a stage without a table; and the
+    errors of `StoredApp.at` and `StageReplay.of`.
     """
     app, stage = names_of_stage(ref.partition("@")[0])
     after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
@@ -218,7 +217,7 @@ def check(
     options: CheckOptions,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> Result:
-    """Check that a program is deterministic; see `StoredApp.check`. None as `app` takes the program's name."""
+    """Check that a program is deterministic; see `StoredApp.check`. If `app` is None, the program names the app."""
     versions = options["versions"]
     if versions < 1:
         raise Usage(f"check: versions is {versions}; expected 1 or more")
@@ -255,7 +254,7 @@ def check(
 
 
 def _open_program(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
-    """Return the loaded program of a file, with Spark to replay it, as this app or under its own name.
+    """Load the program in a file, and return it with Spark for replays. `app` None means the program's own name.
 
     Raises as `load_app` and `open_program` do.
     """

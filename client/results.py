@@ -47,7 +47,7 @@ class Verification(Shown):
 
     @property
     def differences(self) -> tuple[Finding, ...]:
-        """Differences from a consistent, complete and undamaged moment."""
+        """Ways in which the moment is inconsistent, incomplete or damaged."""
         return self.report.differences
 
     def _blocks(self) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""Searches for the first bad commit, as the command line makes them; each is kept in a local file.
+"""Searches for the first bad commit, as the command line runs them, with the app's search kept in a local file.
 
 A manual search continues with the next command, and any search can be shown or printed as a log after its end.
 """
@@ -39,13 +39,13 @@ _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
 def with_folders(client: Backends, question: Asked) -> Asked:
-    """Return the question with the app's folder in place of its name, in the app and the refs."""
+    """Return the question with the app's folder instead of the app's name, also within the refs."""
     good, bad = (in_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
     return replace(question, app=folder_of(client.store, question.app), good=good, bad=bad)
 
 
 def start_search(client: Backends, question: Asked) -> KeptSearch:
-    """Return a new search; for a manual one, with the answers for `good` and `bad`.
+    """Return a new search; a manual search begins with the moments `good` and `bad` as answers.
 
     Raises `Refused` if a manual search of the app is open.
     """
@@ -67,7 +67,7 @@ def start_search(client: Backends, question: Asked) -> KeptSearch:
 
 
 def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
-    """Return the app's search with a user's answer for these moments, or for the moment that it asks about.
+    """Return the app's search with a user's answer for `refs`, or else for the moment that the search asks about.
 
     Raises `NotFound` for the search or a moment, and `Refused` if the search belongs to another store, or no moment
     needs an answer.
@@ -102,7 +102,7 @@ def read_search(client: Backends, app: str) -> KeptSearch:
 
 
 def search_of_log(client: Backends, file: Path) -> KeptSearch:
-    """Return the search of a log file. Raises `NotFound` for the file, and `Usage` if it is no log."""
+    """Return the search recorded in a log file. Raises `NotFound` without the file, and `Usage` if it is no log."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -117,7 +117,7 @@ def log(client: Backends, app: str) -> Result:
 
 
 def reset(app: str, opened: Callable[[], Backends]) -> Result:
-    """Delete the app's search. Raises `NotFound` if there is none and the opened store has no such app."""
+    """Delete the app's search. If there is none, raises `NotFound` unless the store has the app."""
     path = kept.path_of(_FOLDER, app)
     was_there = path.exists()
     if not was_there:
@@ -164,7 +164,7 @@ def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Eva
 
 
 def _write(client: Backends, search: KeptSearch) -> None:
-    """Save the search. If the folder cannot be written, only a manual search raises."""
+    """Save the search. If that fails, raise `Refused` for a manual search, else add a note at the search's end."""
     try:
         search.write(_FOLDER)
     except Refused as error:
@@ -190,10 +190,10 @@ class Reports:
     show_values: bool = False
     """True to show values, False to hide them."""
     alone: bool = False
-    """True if `show_values` also applies to terminal output, so that it needs no report."""
+    """True if `show_values` also applies to terminal output, and so is accepted without a report file."""
 
     def check(self) -> None:
-        """Raise `Usage` or `Refused` if the files cannot be written. Called before the search."""
+        """Raise `Usage` for unusable options, `Refused` if a file's folder does not exist. To be called first."""
         for option, path, endings in (("--report", self.report, _HTML), ("--md", self.md, _MARKDOWN)):
             if path is None:
                 continue
@@ -259,7 +259,7 @@ class WatchedApp(Watcher):
         return cause_behind(self._client, verdict, None).cause
 
     def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
-        """Write a report of a failure into the folder; None, with a note, if it cannot be written."""
+        """Write a report of a failure into `folder` and return its path; None, with a note, if that is impossible."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:

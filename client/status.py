@@ -39,9 +39,9 @@ def status(client: Backends, app: str | None) -> Result:
 
 
 def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
-    """Return the stages of an app, now or at a moment, and its open snapshots, as data for JSON.
+    """Return the stages of an app at the moment `cut`, or now with open snapshots, as data for JSON.
 
-    For now, Kafka is asked for the ends of topics; `waiting` has the progress of each snapshot's markers.
+    Without `cut`, Kafka is asked for the ends of topics, and `waiting` has the progress of each snapshot's markers.
     """
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}

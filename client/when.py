@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def in_words(moment: When) -> str:
-    """Return the text that follows the `@` of a ref for a moment.
+    """Return a moment as the text that follows the `@` of a ref.
 
     A `timedelta` is a span back from now, whatever its sign.
     """

@@ -38,9 +38,9 @@ class Param:
     default: Any = _OF_TYPE
     """Default value; without one, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
-    """Command line name if it is not `--name`, without a unit, such as `--topic` for `topics`."""
+    """Command line name; if empty, made from the parameter's name without unit and plural: `--topic` for `topics`."""
     pair: str = ""
-    """Example of an item on the command line, if each item is a pair like `metavar`."""
+    """Example of an item on the command line, if items are pairs of the form that `metavar` shows; else empty."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits of values over HTTP, as arguments of `msgspec.Meta`; `each` has the limits of list items."""
 
@@ -53,12 +53,12 @@ def param_of(parameter: inspect.Parameter) -> Param | None:
 
 
 def kind_of(annotation: Any) -> Any:
-    """Return the type without annotations."""
+    """Return the type inside `Annotated[…]`; any other type unchanged."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the only type."""
+    """Return the members of a union; for any other type, the type itself."""
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
@@ -144,8 +144,9 @@ _LEAST = {"limit": 0, "points": 1}
 def checked(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
 
-    With `declares`, the function runs first, because its own messages are better; it also checks its numbers itself.
-    Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and its docstring explains them.
+    With `declares`, the function is called before its arguments are checked, because its own messages are better; it
+    also checks its numbers itself. Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and
+    its docstring explains them.
     """
     declared = declared_of(function)
     signature = inspect.signature(function)
@@ -286,7 +287,7 @@ class _UnknownMeta(type):
 
 
 class _Unknown(metaclass=_UnknownMeta):
-    """A name imported only for type checkers, and its attributes and parameters: accepts any value."""
+    """Stand-in for a name imported only for type checkers, its attributes and its parameters; accepts any value."""
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

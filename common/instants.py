@@ -1,6 +1,6 @@
 """Instants: the current time, and times and ages as text.
 
-Written as refs accept them, and short enough for a table column: humanize would write `4 seconds ago`.
+The texts can be used in refs, and are short enough for a table column, unlike `4 seconds ago` from humanize.
 """
 
 import time

@@ -15,7 +15,7 @@ from ..errors import NotFound, Usage
 
 
 def installing(extras: str) -> str:
-    """Return a hint how to install these extras, from a clone, because there is no release yet."""
+    """Return a hint on how to install these extras from a clone of the repository, since there is no release yet."""
     return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
 
 

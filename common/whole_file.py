@@ -38,7 +38,7 @@ def ending_of(path: PathLike[str] | str) -> str:
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_ending: bool = False) -> None:
     """Raise `Usage` if a folder to create has the name of a file; existing folders are accepted.
 
-    With `any_ending`, also for unknown extensions, because the extension was meant to select a file format.
+    With `any_ending`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
     """
     path = Path(path)
     if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
@@ -157,7 +157,7 @@ def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def own_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create an empty folder of this name in `parent`, and remove it at the end."""
+    """Create an empty folder of this name in `parent`, and remove the folder when the block ends."""
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
     # Lock before creating the folder: `sweep` removes folders without a held lock.
@@ -171,7 +171,7 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders in `parent` of processes that died."""
+    """Remove folders in `parent` whose processes have died."""
     for folder in [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else ():
         lock = folder.with_name(f"{folder.name}.lock")
         try:

@@ -1,4 +1,4 @@
-"""Operations on an app, in one package for each page of the docs. None of them runs inside a batch.
+"""Operations on an app, in one package for each page of the docs. No operation runs inside a batch.
 
 | package | contents |
 |---|---|
@@ -12,6 +12,6 @@
 | `debugging/` | replay, the record behind a change, check |
 | `maintenance/` | compact, protect, remove, filling the input archive, tokens |
 
-Decisions are pure functions of data that `snapshot` and `store` read. Other functions carry them out, with Spark and
-Kafka.
+Decisions are made by pure functions of data that `snapshot` and `store` read. Other functions carry the decisions out,
+with Spark and Kafka.
 """

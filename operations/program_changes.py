@@ -34,7 +34,10 @@ from ..store.versions.manifest import Input
 
 
 def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
-    """Return what a program declares, in the form that manifests store. `known` has the shape of each stage."""
+    """Return what a program declares, in the form that manifests store.
+
+    `shapes_by_stage` has the shape of each stage.
+    """
     stages = {}
     for stage in app.in_order():
         shape = shapes_by_stage[stage.name]
@@ -55,10 +58,10 @@ def migrate_file(
 ) -> Migrated:
     """Migrate an app to the program that a file declares, all stages or none. With `dry_run`, only plan.
 
-    It is the app `app`, or the one that the file names. Columns and stages in `renames` and `stages` have another name
-    in the program, old to new. Without brokers in `options`, nothing can be read that was not read before. Raises as
-    `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` where the program is that of the app that this one was
-    promoted over.
+    The app is `app`, or the one that the file names. `renames` has renamed columns and `stages` renamed stages, old
+    name to new name in the program. Without brokers in `options`, the program cannot read an input that was not read
+    before. Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` if the program is that of
+    the app over which this one was promoted.
     """
     on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
@@ -76,7 +79,7 @@ def migrate_app(
     dry_run: bool = False,
     listener: Listener | None = None,
 ) -> Migrated:
-    """Migrate an app to a loaded program, in an open store. Raises as `migrate_file`."""
+    """Migrate an app to a loaded program, in an open store. Raises the errors of `migrate_file`."""
     listener = listener or Listener()
     info = apps.read_app(store, program.name)
     if not dry_run:
@@ -107,7 +110,7 @@ def migrate_app(
 
 
 def with_spark(program: App, options: Options, listener: Listener) -> Declared:
-    """Return what the program declares, with the schemas that Spark derives."""
+    """Return what the program declares, including the schemas that Spark derives."""
     listener.doing("starting Spark, to see which columns the program declares")
     with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))
@@ -116,7 +119,7 @@ def with_spark(program: App, options: Options, listener: Listener) -> Declared:
 def spark_of(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
-    """Return a Spark session with the options' master, or else `master`; reuses a running session."""
+    """Return a Spark session with the options' master, or `master` if they have none; reuses a running session."""
     at = None if running_session() is not None else options.master or master
     name, files = f"slackwater {verb} {program.name}", options.py_files
     return spark_session(name, master=at, conf=options.spark_conf, py_files=files)

@@ -9,12 +9,12 @@
 | `api/` | declarations of a program |
 | `spark/` | the session, its workers, tables as batch sources |
 | `messages/` | decoding and encoding of records |
-| `upkeep/` | compaction, fetches and the archive, beside batches |
+| `upkeep/` | compaction, SST downloads and the input archive, beside batches |
 | `batch/` | one batch, on the driver and in tasks |
 | `publish/` | sinks |
 | `reject/` | records for which a batch fails |
 | `run/` | claiming, starting, watching and stopping an app |
 
 Rules about batches are in `state`, consistent cuts in `snapshot`, stored objects in `store`. Import the modules rather
-than this package: it stays empty, so that only users of Spark wait for Spark to load.
+than this package: the package stays empty, so that Spark is loaded only by code that uses Spark.
 """

@@ -88,7 +88,7 @@ class ArchiveState:
     app: str
     topic: str
     behind: int
-    """Offsets that committed batches have read and that are not archived yet."""
+    """Number of offsets that committed batches have read and that are not archived yet."""
     objects: int
     bytes: int
     error: str = ""
@@ -99,32 +99,32 @@ class Listener:
     """Receives the events of a run, from several threads. The methods of this base class do nothing."""
 
     def doing(self, what: str) -> None:
-        """Report the current activity, such as "starting Spark"; empty once batches run."""
+        """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
     def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """Report that batches of these stages run, each started at most once in its `triggers_s` seconds.
+        """Report that batches of these stages run, at most one of a stage in its `triggers_s` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
-        batch, because other stages lag.
+        batch because stages that read from it lag.
         """
 
     def move(self, head: "Manifest", tip: "Manifest") -> None:
-        """Report a stage's newest committed version, `head`, or its newest acknowledged one, `tip`."""
+        """Report a stage's newest committed version, `head`, and its newest acknowledged version, `tip`."""
 
     def committed(self, batch: BatchReport) -> None:
         """Report a committed batch."""
 
     def looped(self) -> None:
-        """Report an iteration of the driver's loop."""
+        """Report one iteration of the driver's loop."""
 
     def looked(self, stage: str, *, busy: bool, version: int) -> None:
-        """Report the state of a stage: `busy` while a batch runs, and its newest version."""
+        """Report the state of a stage: its newest `version`, and `busy` while a batch runs."""
 
     def checked(self) -> None:
-        """Report that this runner owns all its stages."""
+        """Report that this runner was found to own all its stages."""
 
     def spark(self, tasks: Hashable) -> None:
-        """Report an answer of Spark's JVM; `tasks` changes whenever a task has ended."""
+        """Report that Spark's JVM has answered. `tasks` changes whenever a task has ended."""
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
         """Report the lag of every stage of the app, every few seconds."""
@@ -133,14 +133,14 @@ class Listener:
         """Report the progress of the input archives of the topics read by this run, every few seconds."""
 
     def collected(self, done: "Collected") -> None:
-        """Report a garbage collection of the app."""
+        """Report a garbage collection of the app, with what it deleted."""
 
     def ending(self) -> None:
-        """Report that no more batches start."""
+        """Report that the run starts no more batches."""
 
 
 class Listeners(Listener):
-    """Passes each event to several listeners, in their order; None is ignored."""
+    """Passes each event to several listeners, in order. Listeners that are None are ignored."""
 
     def __init__(self, *listeners: Listener | None) -> None:
         for name in [name for name in vars(Listener) if not name.startswith("_")]:
@@ -156,7 +156,7 @@ def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
 
 
 class Callbacks(Listener):
-    """Calls a function with each activity, and another with each committed batch."""
+    """Calls one function with each activity, and another function with each committed batch."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Audit log: one JSON line per request, with the caller and the outcome. Key values and SQL literals are omitted.
 
-Lines are kept after `slackwater forget`, so of keys they hold only the number.
+Lines are kept after `slackwater forget`, so they hold the number of keys but no key.
 """
 
 import logging

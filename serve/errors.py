@@ -34,7 +34,7 @@ class TooOften(SlackwaterError):
 
 
 class NotYet(SlackwaterError):
-    """The state has not read as far as requested. `offsets` tells how far it has."""
+    """The state has not read as far as requested. `offsets` has the offsets that it has read."""
 
     def __init__(self, sentence: str, *, offsets: Mapping[str, tuple[int, ...]], hint: str) -> None:
         super().__init__(sentence, hint=hint)
@@ -65,9 +65,9 @@ def status_of(error: SlackwaterError) -> int:
 
 
 def problem(error: Exception, root: str = "") -> dict[str, Any]:
-    """Return the document of an error. `error` is the class name, or "Bug", whose details go to the log only.
+    """Return the JSON document of an error. Its `error` is the class name, or "Bug" with details only in the log.
 
-    `root`, the address of the store, is replaced in the texts, since clients need not know that.
+    `root`, the address of the store, is replaced in the texts, since clients need not know the address.
     """
     if not isinstance(error, SlackwaterError):
         return {"error": "Bug", "message": "this is a bug in slackwater; see the server's log", "hint": ""}

@@ -1,6 +1,6 @@
-"""Tracking of an app's newest moment, and how far its tables have read, while clients ask for the app.
+"""Tracking of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
-So answers need no request to the store except for their rows, and clients can wait for a later moment.
+Because of this, answers need store requests only for their rows, and clients can wait for a later moment.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ IDLE_S = 60.0
 _WHOLE_S = 2.0
 """Seconds between full polls, which notice new stages and an app that was created again."""
 _REOPENED_S = 30.0
-"""Seconds between reopening cached files without fetching, so that files in use are not evicted, and evicted
-ones are closed.
+"""Seconds between reopenings of cached files, which fetch nothing: files in use stay cached, evicted files are
+closed.
 """
 
 
@@ -30,7 +30,7 @@ _SOON_BYTES = 8 << 20
 """Maximum bytes to fetch before a new moment is announced: usually a batch's SSTs."""
 
 Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
-"""Returns those of the state partitions of an app's table that this instance keeps warm."""
+"""Function that returns which of some state partitions of an app's table this instance keeps warm."""
 
 
 class Newest:
@@ -68,7 +68,7 @@ class Newest:
             self.warm()
 
     async def until(self, condition: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
-        """Wait until a condition holds for the newest moment. Returns the newest moment, and False after a timeout."""
+        """Wait until a condition holds for the newest moment. Returns the moment, and True unless time ran out."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 async for reading in self.changes():
@@ -145,7 +145,7 @@ class Newest:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching what this instance owns, which may have grown."""
+        """Start fetching the SSTs of state partitions that this instance owns, since it may own more than before."""
         self._is_to_warm, self._opened_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

@@ -83,11 +83,11 @@ class Peers:
             await self._in_thread(lambda: INSTANCES.remove(self._store, self.me.id))
 
     def owns(self, app: str, table: str, partitions: Iterable[int]) -> list[int]:
-        """Return those of the state partitions that this instance owns."""
+        """Return the elements of `partitions`, state partitions of a table, that this instance owns."""
         return [partition for partition in partitions if self._owner(app, table, partition) is self.me]
 
     def owners(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
-        """Return the positions in `partitions` of those that each instance owns, by instance id."""
+        """Return, by instance id, the positions in `partitions` of the state partitions that the instance owns."""
         positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
             positions.setdefault(self._owner(app, table, partition).id, []).append(position)

@@ -16,7 +16,7 @@ PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection. When there are too many, an idle one is closed."""
+    """An HTTP connection. If there are too many connections, an idle connection is closed."""
 
     most = 2_000
     """Maximum number of connections; larger than the maximum number of requests, so an idle one always exists."""
@@ -42,7 +42,7 @@ class Protocol(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _make_room(self) -> None:
-        """Close the longest idle connection of the address that has most idle ones.
+        """Close the connection that is idle for longest, of the address with the most idle connections.
 
         So a client that opens many connections loses its own.
         """

@@ -146,7 +146,7 @@ def diff(
 
 @endpoint("/apps/{app}/tables/{table}/history")
 def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20) -> Result:
-    """Return the changes of one key's row, newest first, with the offsets of the input of each."""
+    """Return the changes of one key's row, newest first, each with the input offsets that it was computed from."""
     call.grant.check_table(table)
     stored_app = call.app(app)
     values = tuple(key_of(table, stored_app.at().declared(table), key))
@@ -155,7 +155,7 @@ def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20)
 
 @endpoint("/apps/{app}/lineage")
 def lineage(call: Call, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
-    """Return the offsets that a stage read up to or between versions, on its own inputs and on users' topics."""
+    """Return the offsets that one version of a stage, or all after `after`, read on its inputs and users' topics."""
     if not stage:
         raise Usage("lineage needs a stage", hint="give stage=NAME")
     result = call.app(app, "the lineage of a stage").lineage(stage, version, after=after)

@@ -18,7 +18,7 @@ from .tokens import Doorkeeper, Grant
 from .web import application
 
 _OTHER_FILES = 256
-"""File descriptors that are needed besides connections."""
+"""Number of file descriptors that are needed in addition to those of connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ class Call:
     credentials: Mapping[str, str] = field(default_factory=dict)
     """Headers that identify the caller to another instance."""
     is_passed_on: bool = False
-    """True if another instance forwarded the request, which must be answered here then."""
+    """True if another instance forwarded the request, so that it must be answered here."""
     seen_ms: int = 0
     """Time as of which rows with a time to live expire; 0 for the moment's own."""
     secret: bytes = b""
@@ -251,7 +251,7 @@ class Call:
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def whole_app(self, name: str, view: str) -> "StoredApp":
-        """Return an app of which the caller may read all tables, for `view`; runs in a thread.
+        """Return an app if the caller may read all its tables, as `view` requires; opens the app in a thread.
 
         Raises `Denied`, and `NotFound` for an unknown app.
         """

@@ -1,9 +1,9 @@
 """Untrusted SQL in separate processes, limited in time, memory and rows, and killed if it does not end.
 
 One function call may take minutes and gigabytes, and DuckDB checks neither time nor memory during the call. So the
-operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends after
-running out of memory or threads: an allocator that has reached its limit leaves no room for the next statement.
-Processes are replaced by forking one that has all modules loaded.
+operating system limits the process's memory, and a process that exceeds its time is killed. A process also ends
+after running out of memory or threads: an allocator that has reached its limit leaves no room for the next
+statement. New processes are forked from a process that has all modules loaded.
 """
 
 import asyncio
@@ -215,7 +215,7 @@ def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]
 
 
 _most_at_start_bytes = 0
-"""Maximum memory of a process at the start of a statement, so that the statement can use its full limit."""
+"""Memory that a process may have at most before it starts a statement, so that the statement can use its full limit."""
 
 
 def _data_bytes() -> int:
@@ -224,7 +224,7 @@ def _data_bytes() -> int:
 
 
 def _guarded(function: Callable[[A], R], argument: A) -> R:
-    """Call the function. Exit the process if there is too little memory for it, before or after."""
+    """Call the function. End the process if it has too little memory before the call, or runs out of memory in it."""
     try:
         if 0 < _most_at_start_bytes < _data_bytes():
             os._exit(_NO_ROOM)

@@ -18,9 +18,9 @@ from .health.store_watch import StoreWatch, away
 _KNOWN_S = 5.0
 """Maximum seconds for which a removed token is still accepted."""
 STREAM_KNOWN_S = 1.0
-"""The limit of `_KNOWN_S` for open streams."""
+"""Maximum seconds for which open streams of a removed token continue."""
 _KNOWN_WITHOUT_STORE_S = 60.0
-"""The limit of `_KNOWN_S` while the store does not answer."""
+"""Maximum seconds for which a removed token is still accepted while the store does not answer."""
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
@@ -119,7 +119,7 @@ class Doorkeeper:
         return grant
 
     async def known(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_KNOWN_S) -> Grant:
-        """Return the permissions of a request without the rate limit, by tokens read at most `age_s` ago.
+        """Return the permissions of a request without applying the rate limit, by tokens read at most `age_s` ago.
 
         For streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
         answer.
@@ -172,7 +172,7 @@ class Doorkeeper:
         self._by_digest, self._by_name, self._read_s = by_digest, by_name, time.monotonic()
 
     def _count(self, grant: Grant) -> None:
-        """Apply a token bucket of one second's requests to each API token."""
+        """Count a request of a token. Raises `TooOften` if the token's bucket, of one second's requests, is empty."""
         if not grant.per_s:
             return
         now_s = time.monotonic()

@@ -53,7 +53,7 @@ def clone(
 
 @verb("slackwater clone list", "slackwater clone list flights", of=words, name="list")
 def list_(session: Session, source: str = argument("[SRC]", "Only clones of this app. Default: all.", "")) -> None:
-    """List clones with owner, purpose, expiry and the storage they keep.
+    """List clones with owner, purpose, expiry and the storage kept for them.
 
     Covers the store root, and clones of its apps under other roots. `keeps alone`: bytes that the source keeps only for
     this clone after gc.

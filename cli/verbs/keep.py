@@ -138,9 +138,9 @@ def rescale(
 def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOptions]) -> None:
     """Drop a stage that was removed from the program.
 
-    Afterwards snapshots, clones, verify and the lag ignore it, and gc deletes what it has not read. Its history and
-    table stay: APP/STAGE is its last state. A program that declares it again brings it back where it stopped. Retire
-    receivers before senders.
+    Afterwards snapshots, clones, verify and the lag ignore the stage, and gc may delete input that it has not read. Its
+    history and table are kept: APP/STAGE is its last state. A program that declares the stage again continues it from
+    there. Retire receivers before senders.
     """
     app, name = session.stage(stage)
     session.show(app.retire(name, **options))

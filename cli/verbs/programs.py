@@ -111,7 +111,7 @@ def run(
 def _with_spark(
     session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
 ) -> "Options":
-    """Return the options with Spark's settings; note secrets in them. Raises `Usage`, and `NotFound` for a file."""
+    """Return the options with Spark's settings; note secrets among these. Raises `Usage`, and `NotFound` for a file."""
     from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())

@@ -49,7 +49,7 @@ def status(
 ) -> None:
     """Show the state and the lag of every stage.
 
-    For one app, also its tables and partitions. Without Kafka, the lag of your topics is `?`.
+    With one app, also shows its tables and partitions. Without Kafka, the lag of your topics is `?`.
     """
     from ...client import status as of
 
@@ -84,8 +84,8 @@ def log(
 ) -> None:
     """Show the commits of an app, newest first.
 
-    Each with its rows, the offsets it read (end exclusive), its snapshots, and whether it can be restored; if Kafka is
-    known, also whether it can be replayed from Kafka or the input archive.
+    Shows each commit's rows, the offsets it read (end exclusive), its snapshots, and whether it can be restored; if
+    Kafka is known, also whether it can be replayed from Kafka or the input archive.
     """
     from ...client.show import history
 
@@ -116,7 +116,7 @@ def history(
 ) -> None:
     """Show each change of one key's row, newest first.
 
-    With its version, the offsets that the version read, and the values before and after. Includes expiry.
+    Shows each change's version, the offsets that the version read, and the values before and after. Includes expiry.
     """
     from ...client.replays import records_behind
     from ...client.show.history import key_history as shown

@@ -55,9 +55,9 @@ def watch(
 
 
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
-    """Evaluate the invariants that are due, show and handle failures. Returns True if all hold.
+    """Evaluate the invariants that are due, show the results, and handle failures. Returns True if all hold.
 
-    Reports go to `folder`; None skips the search for the commit.
+    Reports go to `folder`; without it, the commit that broke an invariant is not searched for.
     """
     from ...client.show import verdict as shown
 
@@ -88,7 +88,10 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
-    """Bisect for the commit that broke the invariant and write a report. Either is None if it is missing."""
+    """Bisect for the commit that broke the invariant and write a report. Returns the verdict and the report's path.
+
+    The verdict is None if there was no search or no result, and the path is None if there is no report.
+    """
     from ...client.show import verdict as shown
 
     if folder is None:

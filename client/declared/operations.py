@@ -1,4 +1,4 @@
-"""Declarations of operations: the options of each, besides the app, stage or table it works on."""
+"""Declarations of operations: their options, without the app, stage or table that an operation works on."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,7 +106,7 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
 
     Deletes them from every version, snapshot, in-flight and rejected record, input archive and clone by rewriting the
     objects that hold them. No tombstones and no record of the keys remain. A record is deleted if a field that leads to
-    the key equals it. The app may be running. --dry-run lists what would be deleted, and what is out of reach.
+    the key equals the key. The app may be running. --dry-run lists what would be deleted, and what is out of reach.
     """
 
 
@@ -128,7 +128,7 @@ class CompactOptions(TypedDict, total=False):
 class RetentionOptions(TypedDict, total=False):
     """Delete expired versions and unreferenced objects.
 
-    [retention] in slackwater.toml has the rules; an option overrides the rule of its name. What no rule keeps is
+    [retention] in slackwater.toml has the rules; an option overrides the rule of the same name. What no rule keeps is
     deleted; without rules, all history is kept. Snapshots, clones, and what a stage has not read yet are always kept.
     The app may be running.
     """
@@ -252,8 +252,8 @@ class FailoverOptions(TypedDict, total=False):
     """Fail over to a replica: make it a runnable app in its own store.
 
     If the original store is reachable, copies what was committed there since, and fences the app there. Carries
-    in-flight records into topics of this Kafka, and continues topics where the app stood; in a mirror, by the last
-    records that it had read. Shows what is lost. The app cannot run before it is complete.
+    in-flight records into topics of this Kafka. Continues topics at the app's offsets; in a mirror, after the last
+    records that the app had read. Shows what is lost. The app cannot run before the recovery is complete.
     """
 
     mirror: Annotated[
@@ -292,7 +292,7 @@ class InitOptions(TypedDict, total=False):
     """Begin a stage's table with rows from elsewhere, as version 1.
 
     The rows need exactly the columns that the program declares, and one row per key. Atomic. The first `slackwater run`
-    continues from there. Other stages begin empty, at these offsets or where the program says.
+    continues from there. Other stages begin empty, at the given offsets or where the program says.
     """
 
     sql: Annotated[str, Param("A DuckDB query that returns the rows, instead of FILE.", "SQL")]

@@ -1,4 +1,4 @@
-"""Declarations of questions about an app: the options of each, besides its subject."""
+"""Declarations of questions about an app: their options, without the app, moment, table or key in question."""
 
 from collections.abc import Sequence
 from datetime import date, timedelta
@@ -8,7 +8,7 @@ from ...common.arguments import Param
 from ...store.versions.keys import NAME
 
 When = str | date | timedelta
-"""Text that may follow the `@` of a ref, a `datetime`, a `date` (its first instant), or a span back from now."""
+"""A moment: text as after the `@` of a ref, a `datetime`, a `date` (its first instant), or a span back from now."""
 _NAME_OR_NONE = {"pattern": rf"^({NAME})?$", "max_length": 200, "examples": ["carriers"]}
 _OFFSET = {"pattern": r"^[a-zA-Z0-9._-]{1,249}:[0-9]{1,6}:[0-9]{1,19}$"}
 _SQL = {"max_length": 100_000}
@@ -44,7 +44,7 @@ class DiffOptions(TypedDict, total=False):
 
 
 class WrongOptions(TypedDict, total=False):
-    """The condition that tells bad moments from good ones, and the moments to search between."""
+    """The condition that distinguishes bad moments from good moments, and the range of moments to search."""
 
     where: Annotated[
         str, Param("Bad if this query returns rows, or if this condition is true for a row.", "SQL", limits=_SQL)
@@ -73,7 +73,7 @@ class WrongOptions(TypedDict, total=False):
 
 
 class SearchOptions(WrongOptions, total=False):
-    """The condition that tells bad moments from good ones, its table, and the change to find."""
+    """The condition that distinguishes bad from good moments, the condition's table, and the change to find."""
 
     table: Annotated[
         str,

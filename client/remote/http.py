@@ -1,4 +1,4 @@
-"""Requests to a server and decoding of answers; a server's error is raised as the same error here."""
+"""HTTP requests to a server, and decoding of answers; an error from the server is raised here as the class it names."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from ..when import in_words
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
 _LOCAL_ERRORS = {"NotKnown": Forbidden, "Denied": Forbidden, "TooOften": Unavailable, "NotYet": Refused}
-"""Local errors for errors that only a server has."""
+"""Error classes to raise here in place of errors that only a server has."""
 
 
 class Http:
@@ -80,7 +80,7 @@ class Http:
         )
 
     def events(self, path: Sequence[str], **params: Any) -> Iterator[tuple[str, Any]]:
-        """Yield server-sent events with their names; an event named `error` is raised. Raises as `post` does."""
+        """Yield server-sent events with their names; raise an event named `error`. Raises the errors of `post`, too."""
         answer = self._request("POST", path, "*/*", json=_plain(params), retries=False, preload_content=False)
         with answer:
             name = ""

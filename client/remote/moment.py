@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST = 10_000
-"""Maximum rows or commits of one answer."""
+"""Maximum number of rows, or of commits, in one answer."""
 _INSTEAD = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
 
 
@@ -41,11 +41,11 @@ class Served(Shown):
 
     @property
     def absent(self) -> frozenset[str]:
-        """Names of methods that only the store's object has."""
+        """Names of methods that the corresponding object of an opened store has, and this object lacks."""
         return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
 
     def _local(self) -> type:
-        """Return the class of the store's object."""
+        """Return the class of the corresponding object of an opened store."""
         raise NotImplementedError
 
     if not TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Served(Shown):
 
 @checked_methods
 class ServedMoment(Served):
-    """A moment like `Moment`: it keeps its versions, even if it was requested as `now`."""
+    """A moment on a server, used like `Moment`; its versions stay fixed, even if it was requested as `now`."""
 
     def __init__(self, http: Http, app: str, when: str, stage: str, document: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
@@ -82,7 +82,10 @@ class ServedMoment(Served):
         return "apps", self._app, "at", self.when
 
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """Repeat a request by time if "now" has moved on, so that the answer has these versions."""
+        """Call `ask`; if `now` has moved on, call it again by time. The answer has this moment's versions.
+
+        Raises `Refused` if the second answer has other versions, too.
+        """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:
             self.when = instants.iso(self._found["time_ms"], "milliseconds")
@@ -96,7 +99,7 @@ class ServedMoment(Served):
 
     @property
     def time(self) -> datetime:
-        """Commit time of the newest of these versions, in UTC."""
+        """Commit time of the moment's newest version, in UTC."""
         return datetime.fromtimestamp(self._found["time_ms"] / 1_000, UTC)
 
     @property

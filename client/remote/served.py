@@ -115,10 +115,9 @@ class ServedApp(Served, HasMoments):
         return snapshots
 
     def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
-        """Return a moment, as `AppHistory.at` does; with `min_offsets`, a `now` that includes these records.
+        """Return a moment, as `AppHistory.at` does; with `min_offsets`, wait until `now` has read up to these offsets.
 
-        Raises `Refused` if the app has not read the records within `wait_ms`; the error's `offsets` has the offsets
-        read.
+        Raises `Refused` if the app has not read that far within `wait_ms`; the error's `offsets` has the offsets read.
         """
         when = in_words(moment)
         document = self._get("at", when, **options)
@@ -130,7 +129,7 @@ class ServedApp(Served, HasMoments):
         return Log(self._get("log", kind=tuple[LogEntry, ...], **params))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Return thinned-out commits between two times, as `AppHistory.timeline` does, without programs."""
+        """Return thinned-out commits between two times, as `AppHistory.timeline` does, but without their programs."""
         document = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
         commits = tuple(CommitPoint(**point, program="", migration=0) for point in document["points"])
         return ThinnedLine(
@@ -195,7 +194,7 @@ class ServedApp(Served, HasMoments):
         return verdict
 
     def ask_snapshot(self, name: str = "", message: str = "") -> dict[str, Any]:
-        """Request a snapshot, by default named by the time; `snapshots` lists it once it is complete."""
+        """Request a snapshot, named by the time unless `name` is given; once complete, it is listed by `snapshots`."""
         request: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
         return request
 

@@ -36,7 +36,7 @@ def rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -
 
 
 def table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
-    """Convert a table's differences in a server's document to a `TableDiff`."""
+    """Convert one table's differences, as a server's JSON document has them, to a `TableDiff`."""
     matches = msgspec.convert(document["columns"], learned(tuple[ColumnMatch, ...]))
     kinds = {column.name: to_arrow(column.type) for column in columns}
     keys = {column.name: kinds[column.name] for column in columns if column.key}

@@ -1,6 +1,6 @@
 """Document model of results: blocks for people, data for machines.
 
-Text in it is unescaped and may come from third parties; each renderer escapes it.
+Text in a document is unescaped and may come from third parties; the renderers escape it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class NextCommand:
-    """A command to type next; renderers add the options that reach the store, unless it has --store."""
+    """A command for users to type next. Renderers append options that select the store, unless it has --store."""
 
     text: str
 
     def with_flags(self, flags: str) -> "NextCommand":
-        """Return the command with these options added."""
+        """Return the command with the options in `flags` appended, unless it has --store."""
         return self if " --store " in self.text else NextCommand(self.text + flags)
 
 
@@ -62,7 +62,7 @@ class Time:
 Span = str | int | None | Name | NextCommand | Value | Answered | Time
 """Piece of a line: a `str` is fixed text, an `int` a count, None an unknown count."""
 Line = tuple[Span, ...]
-"""Consecutive pieces, which include the blanks between them."""
+"""Pieces of one line, in order; blanks between the pieces are part of them."""
 Cell = Span | Line
 
 
@@ -91,7 +91,7 @@ class TableBlock:
 
     @classmethod
     def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "TableBlock":
-        """Return a table of any rows. A heading that starts with `>` marks a right-aligned column.
+        """Return a table with these headings and rows. A heading that starts with `>` marks a right-aligned column.
 
         A heading that comes from users' data is a `Name`.
         """
@@ -115,7 +115,7 @@ class Listing:
 
 
 Block = Cell | Title | Remark | TableBlock | Facts | Listing | Timeline
-"""Part of a document. A span or a line by itself is a line of text; a timeline is a picture, repeated in words."""
+"""Part of a document. A span or a `Line` is a line of text; a timeline is a picture of what other blocks say."""
 
 
 @dataclass(frozen=True, slots=True)

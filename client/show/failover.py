@@ -1,6 +1,6 @@
 """Output of replication, recovery and drills: objects copied, where an app continues, and data lost.
 
-A drill also as a report for auditors.
+The result of a drill also becomes a report for auditors.
 """
 
 from collections.abc import Iterator

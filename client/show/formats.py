@@ -36,7 +36,7 @@ def duration(milliseconds: int) -> str:
 
 
 def at_most(rows: int) -> str:
-    """Format an upper bound of records read by a Spark query; some of its offsets may have no record."""
+    """Format an upper bound of the records that a Spark query read: the number of offsets, some without a record."""
     return f"≤{rows:,}"
 
 
@@ -70,7 +70,7 @@ def bar(done: int, total: int) -> str:
 
 
 def in_folder(called: str, folder: str) -> str:
-    """Format an app's name, with its folder if that has another name."""
+    """Format an app's name, followed by its folder if the folder has another name."""
     return folder if called == folder else f"{called} (folder {folder})"
 
 

@@ -25,7 +25,7 @@ def log(commits: Sequence[LogEntry], app_name: str) -> Result:
 
 
 def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
-    """Return a table with a row per commit, and a row for versions that gc removed right before it."""
+    """Return a table with a row per commit, and an extra row where gc removed the versions before a commit."""
     # Set only if Kafka was asked.
     with_replays = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
@@ -61,24 +61,24 @@ def _rows_in(entry: LogEntry) -> Cell:
 
 
 def _recovery_options(entry: LogEntry) -> str:
-    """Return the recovery options of a version: restore alone, or also replay."""
+    """Return the ways to recover a version: only restoring it, or replaying its input as well."""
     if entry.replayable:
         return "restore, replay"
     return "; ".join(("restore", *map(anew, entry.replaced)))
 
 
 def anew(topic: str) -> str:
-    """Return the reason why a topic's input cannot be replayed: the topic was recreated."""
+    """Return a phrase that says that a topic was recreated, which is why earlier input cannot be replayed."""
     return f"topic {topic} was recreated"
 
 
 def _read(entry: LogEntry) -> str:
-    """Return the offset ranges that a version read, with the batches of an attached Spark query."""
+    """Return the offset ranges that a version read; for an attached Spark query, the batches come first."""
     return ": ".join(filter(None, (entry.attached, formats.windows(map(str, entry.windows)))))
 
 
 def _other_effects(entry: LogEntry) -> Iterator[str]:
-    """Yield what a version without input did: offsets that a claim skipped, added columns, a rename."""
+    """Yield phrases for other effects of a version, such as skipped offsets, added columns or a rename."""
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
@@ -128,7 +128,7 @@ def key_history(
     limit: int = 0,
     verbose: bool = False,
 ) -> Result:
-    """Return the result of `history` for a key, as typed; `records` has the record behind each change."""
+    """Return the result of `history` for a key as the user typed it; `records` has the cause of each change."""
     reasons = [record.reason for record in records or () if record is not None and record.reason]
     notes = [f"note: no record found for one change: {reason}" for reason in reasons]
     notes += _notes(row_history, limit)
@@ -168,7 +168,7 @@ def changes_table(row_history: RowHistory, records_behind: Sequence[Guilty | Non
 
 
 def record_of_key(guilty: Guilty | None) -> str:
-    """Return the record behind one change of a key, and how many records reach the key; `-` for none."""
+    """Format the record that caused a change of a key, and the number of records of that key; `-` for none."""
     if guilty is None or not guilty.hops:
         return "-"
     record = str(guilty.hops[-1].record)

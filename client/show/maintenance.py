@@ -117,7 +117,7 @@ def compacted_line(done: Compacted) -> str:
 def compacted(
     app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
 ) -> Words:
-    """Yield the blocks of a compaction; without merges, `earlier` has the versions of the last merges."""
+    """Yield the blocks of a compaction; if nothing was merged, `earlier` has the versions of the latest merges."""
     if earlier:
         merged = (f"{manifest.stage} by v{manifest.version}, {instants.age(manifest.time_ms)}" for manifest in earlier)
         yield Already(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
@@ -183,7 +183,7 @@ def archived(
 
 @operation
 def protected(protection: Protection, *, already: bool) -> Words:
-    """Yield the blocks of a protection."""
+    """Yield the blocks of an app's protection; `already` is True if the app was protected before."""
     why = f": {protection.message}" if protection.message else ""
     if already:
         yield Already(f"{protection.app} is protected by {protection.by}, {instants.when(protection.time_ms)}{why}")
@@ -194,7 +194,7 @@ def protected(protection: Protection, *, already: bool) -> Words:
 
 @operation
 def unprotected(app_name: str, *, was: bool) -> Words:
-    """Yield the blocks of a removed protection."""
+    """Yield the blocks of removing an app's protection; `was` is True if the app was protected."""
     yield f"{app_name} is no longer protected" if was else Already(f"{app_name} is not protected")
     return {"app": app_name, "protected": None}
 
@@ -284,7 +284,7 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
 
 @operation
 def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bool) -> Words:
-    """Yield the blocks of an edit by hand or its dry run; `previous` is the version that it changed."""
+    """Yield the blocks of an edit by hand or its dry run; `previous` is the version that the edit changed."""
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
@@ -355,7 +355,7 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
 
 @operation
 def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
-    """Yield the blocks of an app's removal; its consumer groups, `groups`, are removed if `topics` are."""
+    """Yield the blocks of an app's removal. `topics` is True if topics and consumer groups (`groups`) are removed."""
     removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = in_folder(called, removal.app)
     if done.already:
@@ -423,7 +423,7 @@ def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
 
 
 def looked(findings: Looked, app_name: str) -> Result:
-    """Return the result of `verify --forgotten`; it fails if an object holds a key or may hold one."""
+    """Return the result of `verify --forgotten`, which is a failure if an object holds or may hold a key."""
     return Result(
         asdict(findings), *_search_blocks(findings, app_name), failed=bool(findings.held or findings.unproved)
     )
@@ -469,14 +469,14 @@ def given_up(app: str, note: Forgetting) -> Words:
 
 
 def _gone_table(gone: Sequence[GoneRows]) -> Iterator[Block]:
-    """Yield a table of deleted rows and records by place and field."""
+    """Yield a table with the numbers of deleted rows and records by table or topic, kind of copy, and field."""
     if gone:
         rows = ((group.of, group.what, group.field, f"{group.rows:,}", f"{group.objects:,}") for group in gone)
         yield TableBlock.of(("of", "held as", "where it equals", ">rows", ">objects"), rows)
 
 
 def _unread(unread: Sequence[Held]) -> Iterator[Block]:
-    """Yield warnings about records between stages that will bring a forgotten key back."""
+    """Yield warnings about records that no stage has read yet, and that will bring a forgotten key back."""
     for held in unread:
         count = plural(sum(held.fields.values()), "record")
         yield (

@@ -1,7 +1,7 @@
 """SVG picture of a search: commits, probes, snapshots and wrong rows by their distance from the verdict.
 
-The x axis is the distance from the turn in commits, on a logarithmic scale: a binary search halves the distance with
-each probe, and near the turn each commit has its own place.
+The x axis is the number of commits between a point and the turn from good to bad, on a logarithmic scale. A binary
+search halves this distance with each probe, and commits near the turn are drawn apart from each other.
 """
 
 import html
@@ -23,14 +23,14 @@ _CURVE, _ROW, _LANE = 110, 40, 30
 _LABEL = 46
 """Width of a label in pixels."""
 _MOST = 16
-"""Maximum characters of a name."""
+"""Maximum characters shown of a name."""
 _NAMED = (8, 64, 512, 4_096, 32_768)
-"""Distances labelled on the axis."""
+"""Distances from the turn, in commits, that the axis labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point on the line, `at` commits after the first bad one; -1 is the last good one."""
+    """A point on the line, `at` commits after the first bad commit; -1 is the last good commit."""
 
     at: int
     name: str
@@ -129,7 +129,7 @@ def draw(timeline: Timeline) -> str:
 
 
 class _Scale:
-    """Scale from the distance to the turn to an x coordinate."""
+    """Function from the distance to the turn, in commits, to an x coordinate."""
 
     def __init__(self, distances: Sequence[int]) -> None:
         self.range = range(min(distances), max(distances) + 1)
@@ -175,7 +175,7 @@ def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
 
 
 def _placed(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
-    """Yield points, nearest to the turn first, with their x and whether a label fits."""
+    """Yield points with their x coordinate and whether a label fits, nearest to the turn first."""
     labelled: list[float] = []
     for point in sorted(points, key=lambda point: abs(point.at + 0.5)):
         x = scale(point.at)
@@ -218,7 +218,7 @@ def _text(text: str, x: float, y: float, classes: str = "") -> str:
 
 
 def _tag(name: str, classes: str, content: str = "", **attributes: float | str) -> str:
-    """Return an element with `content`, which is markup."""
+    """Return an SVG element; `content` is markup inside it."""
     values = {"class": classes} if classes else {}
     values |= {key: f"{value:.1f}" if isinstance(value, float) else str(value) for key, value in attributes.items()}
     pairs = " ".join(f'{key}="{value}"' for key, value in values.items())

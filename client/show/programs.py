@@ -76,7 +76,7 @@ def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
 
 
 def replayed(comparison: Comparison, bundle: Path | None, test: Path | None) -> Result:
-    """Return the result of a replay, compared with the committed batch; `bundle` and `test` are files with it.
+    """Return the result of a replay, compared with the committed batch; `bundle` and `test` are files written from it.
 
     JSON has all keys and rows that differ; bytes are hexadecimal.
     """
@@ -375,7 +375,7 @@ def _columns(columns: Iterable[Column]) -> str:
 
 
 def landed(app: str, version: Landed) -> Result:
-    """Return a line about a version of an attached query."""
+    """Return a line about a version that was made from batches of an attached query."""
     manifest, attached = version.manifest, version.manifest.attached
     batch, batches = (attached.next_batch - 1, attached.batches) if attached else (None, 0)
     data = fields(manifest, "stage", "version", app=app, batch=batch, batches=batches) | fields(

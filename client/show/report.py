@@ -1,7 +1,7 @@
 """Report of a bisect as a document: its sections, and the masking of values in them.
 
-A hidden value shows only its type and length: two reports of values with equal shapes are equal. Names (of columns,
-topics, headers, stages, snapshots), offsets, times and counts are not values.
+A hidden value shows only its type and length: reports are equal if their values agree in type and length. Names (of
+columns, topics, headers, stages, snapshots), offsets, times and counts are not values.
 """
 
 import re
@@ -42,7 +42,7 @@ _MAX_KEYS = 3
 """Maximum keys shown of each downstream stage."""
 _NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
-"""Maximum snapshots listed, the newest."""
+"""Maximum number of snapshots listed; the newest are listed."""
 DOTS = "••••"
 """Placeholder of a hidden value."""
 
@@ -128,7 +128,7 @@ class Case:
 
     @property
     def guilty(self) -> Guilty | None:
-        """Path to the record behind the commit; None without a record or a replay."""
+        """Record that caused the commit, with its path through the stages; None without a record or a replay."""
         return self.behind.guilty
 
 

@@ -28,7 +28,7 @@ _MOST_ERROR = 60
 
 
 def rows(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
-    """Return the result of a query that read `other_moments`, too; for people the first `limit` rows (0 for all)."""
+    """Return the result of a query, which also read `other_moments`. Text has the first `limit` rows (0 for all)."""
     moments = {
         ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
     }
@@ -148,14 +148,14 @@ def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
 
 
 def null_key(key: Sequence[str]) -> str:
-    """Return a hint on the null key for a key that contains it; empty for other keys."""
+    """Return a hint on the notation of null if `key` contains it; empty for other keys."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 
 def row(
     read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
 ) -> Result:
-    """Return the result of `get` for a key, as typed; with `verbose`, also the bytes and requests in `effort`."""
+    """Return the result of `get` for a key as the user typed it; `verbose` adds the bytes and requests in `effort`."""
     (row_values,) = values.rows(read) or (None,)
     lines = ((name, values.word(value)) for name, value in (row_values or {}).items())
     data = {"found": row_values is not None, "row": row_values, "read": effort, "thinned_out": cut.thinned}

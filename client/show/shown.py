@@ -19,7 +19,7 @@ _Params = ParamSpec("_Params")
 Words = Generator[Block, None, object]
 """Generator that yields blocks for people and returns the data for JSON."""
 _FOLDED = 20
-"""Minimum width in terminal columns of a value that is folded."""
+"""Width in terminal columns that a table column keeps at least if its values are folded."""
 
 
 class Shown:
@@ -66,7 +66,7 @@ class Result(Shown):
         return *self.blocks, *self.notes
 
     def with_flags(self, flags: str) -> "Result":
-        """Return the result with the store's options added to its commands."""
+        """Return the result with the options in `flags` added to the commands that it suggests."""
 
         def typed(span: Any) -> Any:
             return span.with_flags(flags) if isinstance(span, NextCommand) else span
@@ -76,7 +76,7 @@ class Result(Shown):
 
 
 def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Make a function that returns a `Result` of a generator of `Words`."""
+    """Decorate a generator of `Words`: calling the decorated function returns a `Result`."""
 
     @wraps(words_of)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
@@ -91,14 +91,14 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
 
 
 class Already(Title):
-    """Title of an operation that was done before and changed nothing."""
+    """Title of the result of an operation that changed nothing, because it had been done before."""
 
 
 def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Make a function that returns the `Result` of an operation from a generator of `Words`.
+    """Decorate a generator of `Words`: calling the decorated function returns the `Result` of an operation.
 
-    An `Already` gets the prefix "done already", and a dry run a last line that nothing was changed. The data, a dict,
-    gets `done_already` and `dry_run`.
+    An `Already` block gets the prefix "done already"; any other dry run gets a last line that nothing was changed. The
+    data, a dict, gets `done_already` and `dry_run`.
     """
     as_result = result(words_of)
 
@@ -116,7 +116,7 @@ def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
 
 
 def fields(value: object, *names: str, **more: object) -> dict[str, Any]:
-    """Return these attributes of a value as a dict for JSON, with `more` added."""
+    """Return the attributes `names` of a value as a dict for JSON, with `more` added."""
     return {name: getattr(value, name) for name in names} | more
 
 

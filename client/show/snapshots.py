@@ -106,7 +106,7 @@ def versions(snapshot: Snapshot) -> str:
 
 @operation
 def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_run: bool) -> Words:
-    """Yield the blocks of a clone of `source`; `runs` is True if an existing clone has run since."""
+    """Yield the blocks of cloning `source`; `runs` is True if the clone existed before and has run since."""
     origin = plan.info.origin
     if plan.done:
         since = f"{origin.app}@{origin.snapshot}" if origin and origin.snapshot else plan.source.ref
@@ -207,7 +207,7 @@ def _lease(info: AppInfo) -> str:
 
 
 def listed(clones: Sequence[KnownClone], source: str, now_ms: int, root: str) -> Result:
-    """Return the list of clones, with the storage that each keeps, and the owner."""
+    """Return the list of clones, each with its owner, the bytes that it shares, and the bytes kept only for it."""
     headings = ("clone", "of", "owner", "made", "expires", "runs", ">shares", ">keeps alone", "reason")
     rows: list[tuple[Cell, ...]] = []
     for clone in clones:
@@ -247,7 +247,7 @@ def _expiry(clone: KnownClone, now_ms: int) -> str:
 def expired(
     gone: Sequence[Removed], errors: Mapping[str, SlackwaterError], promoted: Mapping[str, str], *, dry_run: bool
 ) -> Result:
-    """Return the result of removing expired clones: removed ones, failures, and promoted ones, which stay."""
+    """Return the result of removing expired clones: clones removed, failures, and promoted clones, which stay."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb} {done.removal.app}: {plural(done.contents.objects, 'object')}, {size(done.contents.bytes)}"

@@ -24,7 +24,7 @@ def status(
 ) -> Result:
     """Return the stages of each app; with `in_detail`, also its tables and the partitions of its inputs.
 
-    `damaged` has errors of unreadable apps, `notes` further lines, and `empty` the line for an empty store.
+    `damaged` has the errors of unreadable apps, `notes` has further lines, and `empty` is the line for an empty store.
     """
     blocks: list[Block] = []
     for overview in overviews:
@@ -72,7 +72,7 @@ def _overview(app: AppOverview) -> Iterator[Block]:
 
 
 def _replica(app: AppOverview) -> Iterator[Block]:
-    """Yield the line about an app that is a replica, was one, or was replaced by one."""
+    """Yield a line about an app that is a replica, was recovered from one, or was replaced by a recovered replica."""
     link = app.replica
     if link is None:
         return

@@ -60,7 +60,7 @@ def word(value: object) -> str:
 
 
 def key_word(value: object, show: Callable[[object], Cell] = word) -> Cell:
-    """Format one value of a key for people, as it can be typed; with `show`, except for null."""
+    """Format one value of a key for people, as it can be typed, or with `show`, unless the value is null."""
     from ...snapshot.query.key_text import NULL, text_of
 
     return text_of(value) if show is word else NULL if value is None else show(value)
@@ -75,7 +75,7 @@ def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
 
 
 def shortened(text: str, most: int = _MOST, more: str = "") -> str:
-    """Return the first `most` characters, and `more` or the number of omitted characters if text is longer."""
+    """Return `text` with at most `most` characters, followed by `more` or the number of omitted characters."""
     cut_off = len(text) - most
     return text if cut_off <= 0 else text[:most] + (more or f"… and {formats.plural(cut_off, 'character')} more")
 
@@ -88,8 +88,8 @@ def value_lines(
 ) -> Iterator[tuple[Name, Cell, Cell]]:
     """Yield the columns in which two rows differ, with both values for people; if none differs, all columns.
 
-    A row that is None facing a row without values gets one line without a column. `show` formats a value, and `none` is
-    the text for values of a missing row.
+    If one row is None and the other has no values, yields one line without a column. `show` formats a value, and `none`
+    is the text for values of a missing row.
     """
 
     def side(row: Mapping[str, object] | None, name: str, show: Callable[[object], Cell]) -> Cell:
@@ -119,7 +119,7 @@ def changes(
 
 
 def changed_rows(changes: "Iterable[KeyChange]", *, with_values: bool = True) -> msgspec.Raw:
-    """Return changed keys with their change and both rows as a JSON array; without values, only the keys."""
+    """Return changed keys as a JSON array, with the kind of change and, if `with_values`, both rows."""
     sides = ("before", "after") if with_values else ()
     return stream({"key": change.key, "change": change.kind, **fields(change, *sides)} for change in changes)
 
@@ -154,7 +154,7 @@ def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
 
 
 def tolerance(near: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line per column with floats that are equal only within the tolerance, with the number of rows."""
+    """Yield a line per column whose floats are equal only within the tolerance, with the number of such rows."""
     from ...snapshot.diff.equality import TOLERANCE  # imports DuckDB, which `get` does not need
 
     for column, rows in near.items():
@@ -183,7 +183,7 @@ def check_ending(path: Path) -> None:
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write the rows to `path` atomically, as Parquet, CSV or a JSON array by its extension, which was checked.
+    """Write the rows to `path` atomically, as Parquet, CSV or a JSON array; call `check_ending` before.
 
     Raises `Refused` if the file cannot be written or the format cannot hold a column.
     """
@@ -208,7 +208,7 @@ def write(table: pa.Table, path: Path) -> None:
 
 
 def _with_texts(table: pa.Table) -> pa.Table:
-    """Return the table with text for types that CSV lacks, and for times that Python lacks and Arrow writes wrongly."""
+    """Return the table with text in place of types that CSV lacks, and of times that Python cannot represent."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):

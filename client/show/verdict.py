@@ -1,4 +1,4 @@
-"""Output of a bisect: the commit, its keys, the offsets it read, and the record behind it; and of invariants."""
+"""Output of a bisect (the commit, its keys, the offsets it read, and the record that caused it) and of invariants."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ _STATES: dict[InvariantState, tuple[str, str]] = {
     "fails": ("fails", "fail"),
     "unknown": ("cannot be evaluated", "cannot be evaluated"),
 }
-"""Verb for the state of one invariant, and of several."""
+"""Verb for each state of invariants, in the singular and in the plural."""
 _MAX_TEXT = 2_000
 """Maximum characters of a record's value that are printed for people."""
 
@@ -45,10 +45,10 @@ def verdict(
     *,
     every: bool = False,
 ) -> Result:
-    """Return the result of a search and its cause, which is None if it was not looked for.
+    """Return the result of a search. `explanation` is the cause, or None if the cause was not searched for.
 
-    `out` is the file with all keys, or with `every` all bad records of the batch, which are shown then. `edge` is the
-    requested change, `first`, `last` or empty for any; `clone` is an unused name for a clone.
+    `out` is the file with all keys or, with `every`, with all bad records of the batch, which are also shown. `edge` is
+    the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a clone.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def sentence(outcome: Verdict) -> str:
 
 
 def describe_commit(outcome: Verdict) -> str:
-    """Describe a certain commit: the first bad one, or one of several changes."""
+    """Describe a commit that is certain: the first bad commit, or one of several at which the app went bad."""
     if outcome.bad_before:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.bad_before}"
     assumed = "" if outcome.looked else ", assuming that it went from good to bad once"
@@ -219,7 +219,7 @@ def windows(heading: str, unit: str, ranges: Iterable[Window]) -> TableBlock:
 
 
 def _cause_blocks(explanation: Behind, *, every: bool) -> Iterator[Block]:
-    """Yield the cause and its evidence; nothing without a replay, which a note explains."""
+    """Yield the cause and its evidence; nothing if there was no replay, since a note explains that."""
     if explanation.cause.kind != "unknown":
         yield ""
         yield Title(explanation.cause.sentence)
@@ -283,7 +283,7 @@ def cause_facts(cause: Cause) -> Iterator[Block]:
 
 
 def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
-    """Yield headings and evidence of a cause that its sentence does not mention; keys as text."""
+    """Yield the evidence of a cause, with headings, except what the cause's sentence says; keys are text."""
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
@@ -312,7 +312,7 @@ def _is_said(cause: Cause, name: str, value: object) -> bool:
 
 
 def some_keys(values: list[dict[str, object]], count: int) -> str:
-    """Format the first keys, and the number of further ones."""
+    """Format the first keys, and the number of keys that are omitted."""
     shown = [", ".join(f"{name} = {value}" for name, value in key.items()) for key in values[:3]]
     more = [f"{count - len(shown):,} more"] if count > len(shown) else []
     return "; ".join([*shown, *more])
@@ -348,7 +348,7 @@ def records_table(explanation: Behind) -> pa.Table | None:
 
 
 def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
-    """Return the rows for `--out`: keys that turned bad, or with `every` the bad records; else None and the reason."""
+    """Return the rows for `--out`: keys that turned bad or, with `every`, bad records. None comes with a reason."""
     if every:
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
@@ -357,7 +357,10 @@ def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.
 
 
 def records_data(records: pa.Table) -> list[dict[str, object]]:
-    """Return the bad records as data for JSON: address, time, Kafka key as hexadecimal, and if it is bad by itself."""
+    """Return the bad records as data for JSON: address, time, Kafka key in hexadecimal, and `alone`.
+
+    `alone` is true if the record is bad by itself, and false if only together with the records before.
+    """
     return [
         {
             "record": str(Address(row["topic"], row["partition"], row["offset"], row["row"])),
@@ -408,7 +411,7 @@ def explained(search: KeptSearch) -> Result:
 
 
 def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
-    """Return the result that asks the user to judge a moment, with about `num_left` more after it."""
+    """Return the result that asks the user to judge a moment; about `num_left` more moments will follow."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
     table = stage if stage in cut.tables else next(iter(cut.tables), "")
@@ -459,7 +462,7 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
 def invariants_data(
     look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
 ) -> dict[str, Any]:
-    """Return an evaluation as data for JSON, with the verdict and report of each newly failing invariant by name."""
+    """Return an evaluation as data for JSON; newly failing invariants have a verdict and a report, by name."""
     cut, invariants = look.cut, []
     for result in look.results:
         verdict, report = verdicts.get(result.invariant.name), reports.get(result.invariant.name)

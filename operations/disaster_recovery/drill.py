@@ -1,8 +1,8 @@
 """`slackwater recover --drill`: all steps of a recovery, carried out on a clone.
 
-The app, the replica's cut and their topics are not touched: the clone has a name, versions and channels of its own, and
-shares the SSTs of the replica. A drill compares the replica's tables with those of the app, as far as the app's store
-can be reached, and reads them to the last byte.
+The app, the replica's cut and their topics are not touched: the clone has its own name, versions and channels, and
+shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with those of
+the app, as far as the app's store can be reached.
 """
 
 import time
@@ -34,16 +34,16 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class TableProof:
-    """One table of the replica's cut."""
+    """Check of one table of the replica's cut."""
 
     table: str
     version: int
     rows: int
-    """Stored rows, older rows of a key included."""
+    """Number of stored rows, including older rows of a key."""
     ssts: int
     bytes: int
     checksums: str
-    """`equal` to those of the app at that version, `different`, or `not compared`."""
+    """`equal` or `different` to the app's checksums at that version, or `not compared`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Drill:
     """Why the replica was not compared with the app; empty if it was."""
     tables: tuple[TableProof, ...]
     replica: Report
-    """The replica's cut, read again."""
+    """Check of the replica's cut."""
     recovered: Report
-    """The check of the clone, which holds the state that a recovery would run."""
+    """Check of the clone, which has the state that a recovered app would continue with."""
     versions: Mapping[str, int]
     steps: tuple[tuple[str, int], ...]
     """Duration of each step in milliseconds."""
@@ -75,12 +75,12 @@ class Drill:
 
     @property
     def ready_ms(self) -> int:
-        """Milliseconds until the app could have been started."""
+        """Milliseconds that a recovery would have taken until the app could be started."""
         return sum(ms for name, ms in self.steps if name not in _AFTER)
 
 
 _AFTER = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
-"""Steps of a drill that a recovery does not have."""
+"""Steps of a drill that are not part of a recovery."""
 
 
 def drill(
@@ -96,10 +96,12 @@ def drill(
     doing: Callable[[str], None] = lambda _step: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Drill:
-    """Check that an app can be recovered, by recovering it as a clone. Arguments are those of `recover`.
+    """Check that an app can be recovered, by recovering a clone of its replica.
 
-    `outside` removes the clone's topics, and `pause` sleeps for a number of seconds during that removal. With `keep`
-    the clone stays. Raises the errors of `recover` if the app could not be recovered.
+    Parameters not described here are those of `recover`.
+
+    `outside` removes the clone's topics, and `pause` sleeps for a number of seconds during that removal. With `keep`,
+    the clone is not removed. Raises the errors of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", Clock()
     for attempt in range(_ATTEMPTS):
@@ -159,7 +161,7 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[
 
 
 class _Proved:
-    """Kafka whose topics were checked already at the offsets to read from: a clone that never runs needs no topics."""
+    """Kafka that accepts every topic: the offsets were checked already, and a clone that never runs needs no topics."""
 
     def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
@@ -170,7 +172,7 @@ class _Proved:
 
 
 def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan) -> tuple[tuple[TableProof, ...], str]:
-    """Return each table with the result of its comparison with the app, and why not all could be compared."""
+    """Return each table with the result of its comparison with the app, and the reason why some were not compared."""
     same: dict[str, str] = {}
     why_not = ""
     for stage, manifest in plan.cut.stages.items():

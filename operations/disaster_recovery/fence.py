@@ -1,4 +1,4 @@
-"""Stops the runner of an app that is recovered elsewhere, as far as the old store can be reached."""
+"""Fencing of an app's runner in the old store, if that can be reached, when the app is recovered elsewhere."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Primary:
 
     root: str
     heads: dict[str, Manifest]
-    """The newest versions; empty if the store cannot be reached."""
+    """Newest version of each stage; empty if the store cannot be reached."""
     unreachable: str = ""
     """Why the store cannot be reached; empty if it can."""
     left_for: str = ""
@@ -43,7 +43,7 @@ class RecoveredElsewhere(Refused):
 def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    Versions that an earlier recovery to `to` committed there to fence the app are left out.
+    Versions by which an earlier recovery to `to` fenced the app are left out.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")
@@ -64,8 +64,8 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: st
 def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int) -> str:
     """Record the new root in the old store, and fence the writer of every stage there.
 
-    A runner that is started in the old store afterwards is refused. Idempotent. Returns why the app cannot be fenced,
-    or an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
+    A runner that is started in the old store afterwards is refused. Idempotent. Returns the reason if the app cannot be
+    fenced, else an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
     """
     try:
         expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)

@@ -1,7 +1,7 @@
-"""Copies of Kafka data in a replica, as Kafka may be lost with the app: in-flight records, rows for sinks, anchors.
+"""Copies of Kafka data in a replica, in case Kafka is lost with the app: in-flight records, rows for sinks, anchors.
 
-Anchors are the last records that were read of each partition of users' topics. They identify the app's position in a
-mirror of the topic, which has other offsets.
+Anchors are, for each partition of users' topics, the last records that the app read. They identify the app's position
+in a mirror of the topic, which has other offsets.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHORS = 16
-"""Records kept for each partition: enough that the same sequence does not occur twice in a topic, except by a fault."""
+"""Number of anchors for each partition: so many that only a fault repeats their sequence in a topic."""
 
 
 def records_in_flight(
@@ -30,9 +30,10 @@ def records_in_flight(
     keepers: Iterable[Snapshot],
     reader: Topics | None,
 ) -> tuple[tuple[Captured, ...], str]:
-    """Copy the in-flight records of a cut to the target for snapshot `name`; returns them, or why they are missing.
+    """Copy the in-flight records of a cut to the target for snapshot `name`; returns the copies and an error.
 
-    Records that one of the `keepers`, snapshots of the target, already has are not read again.
+    The error is the reason why records are missing, or empty. Records that one of the `keepers`, snapshots of the
+    target, already has are not read again.
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
@@ -52,7 +53,10 @@ def records_in_flight(
 def sink_rests(
     source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: Topics | None
 ) -> tuple[tuple[SinkRest, ...], str]:
-    """Copy the rows that sinks had not yet published at a cut; returns them, or why they are missing."""
+    """Copy the rows that sinks had not yet published at a cut; returns the copies and an error.
+
+    The error is the reason why rows are missing, or empty.
+    """
     unpublished: list[SinkRest] = []
     for head in cut.stages.values():
         for sink, state in _unpublished(source, head):
@@ -72,7 +76,7 @@ def _unread(rows: int, label: str) -> str:
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
-    """Yield each sink of a version that has unpublished rows, with these rows as in-flight records."""
+    """Yield each sink of a version that has unpublished rows, and a description of these rows as in-flight records."""
     for name, place in published.places(store, head).items():
         sink = head.sinks[name]
         done = place.version if place is not None else sink.since

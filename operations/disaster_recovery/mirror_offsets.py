@@ -1,8 +1,8 @@
-"""Finds the offsets from which an app continues to read users' topics in another Kafka: the same, or those of a mirror.
+"""Search for the offsets in another Kafka, possibly a mirror, from which an app continues to read users' topics.
 
 A replica keeps the last records that were read of each partition (anchors). If the mirror has them in sequence, the app
-continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, as far as they are exact.
-Any other position would read records twice or skip some, and is refused.
+continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, as far as they are exact. Any
+other position is refused, since the app would read records twice or skip some.
 """
 
 from collections import deque
@@ -17,11 +17,11 @@ from ...snapshot.cut.replicas import Anchor
 
 @dataclass(frozen=True, slots=True)
 class ReadOn:
-    """The offset from which one partition is read, and how it was found."""
+    """Offset from which one partition is read, and how that offset was found."""
 
     offset: int
     how: str
-    """`same offset`, `records` (found by content), `mirror` (MirrorMaker 2), `said` (by the caller), or `end`."""
+    """Origin of the offset: `same offset`, `records` (content), `mirror` (MirrorMaker 2), `said` (caller), or `end`."""
     unmirrored: bool = False
     """True if the mirror ends before the app's position: the app has read records that the mirror lacks."""
 
@@ -41,16 +41,16 @@ class Source:
     """One partition of a user's topic, with the app's position."""
 
     topic: str
-    """The topic to read from now on."""
+    """Topic to read from after the recovery."""
     read: str
-    """The topic that the app has read so far."""
+    """Topic that the app read before the recovery."""
     partition: int
     offset: int
     anchors: tuple[Anchor, ...]
 
 
 def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
-    """Return the name of a mirrored topic: `alias.topic`, as MirrorMaker 2 names it, or unchanged.
+    """Return the name of a mirrored topic: `alias.topic`, the name that MirrorMaker 2 gives, or the unchanged name.
 
     Raises `NotFound` if neither topic exists.
     """
@@ -62,9 +62,10 @@ def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
 
 
 def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
-    """Return the offset from which a partition is read. `alias` is the mirrored cluster, None if Kafka is no mirror.
+    """Return the offset from which to read a partition.
 
-    Raises `NotFound` if the topic or partition does not exist, and `Refused` if the offset cannot be determined.
+    `alias` is the mirrored cluster, None if Kafka is no mirror. Raises `NotFound` if the topic or partition does not
+    exist, and `Refused` if the offset cannot be determined.
     """
     now = kafka.state(source.topic)
     if now is None or source.partition >= len(now.ends):
@@ -134,9 +135,10 @@ def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: 
 
 
 def match(records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int) -> tuple[Match, ...]:
-    """Find the positions of a sequence of anchors among `records`, which begin at offset `start`; at most two. Pure.
+    """Find the position of a sequence of anchors in `records`; returns at most two matches. Pure.
 
-    If the records end within the sequence, or before its first anchor, the position is `end`.
+    `records` are the records of a mirror from offset `start` to `end`. If they end within the sequence, or there are
+    none, the position is `end`.
     """
     expected, matches = [anchor.digest for anchor in anchors], list[Match]()
     last: deque[str] = deque(maxlen=len(expected))
@@ -159,9 +161,10 @@ def _last_sync(syncs: Sequence[Sync], offset: int) -> Sync | None:
 
 
 def _mirror_offset(syncs: Sequence[Sync], offset: int) -> int | None:
-    """Return the mirror's offset of `offset`; None unless a sync names exactly that record or the one before.
+    """Return the mirror's offset for `offset`; None unless a sync names exactly that record or the one before.
 
-    Further away, transactions and compaction may leave gaps on either side that no sync shows.
+    Between a sync and a more distant record, transactions and compaction may leave gaps on either side that no sync
+    shows.
     """
     for up, down in syncs:
         if offset == up:

@@ -2,14 +2,14 @@
 
 1. Check everything without changes: the cut is complete, the offsets to read from are known, and in-flight records are
    in the replica or still in Kafka.
-2. Note in the replica that it is being recovered. From now on nothing is copied to it, and a concurrent recovery is
-   refused.
+2. Record in the replica that it is being recovered. From now on no round of replication copies to it, and a concurrent
+   recovery is refused.
 3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
    the replica's cut are copied once more, if they can be read.
 4. Copy in-flight records to channels and internal topics of this Kafka.
 5. Decide, by a migration (`snapshot.change.migration`): each stage gets a version with the cut's content and the next
-   epoch, which continues to read from there. A recovery that is killed after this step is finished by the same call.
-6. Mark the replica as the app. Before that no runner starts there.
+   epoch, from which the stage continues. A recovery that is killed after this step is finished by the same call.
+6. Mark the replica as the app. Before this step, runners refuse to start there.
 """
 
 import dataclasses
@@ -47,10 +47,10 @@ _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 
 
 def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
-    """Return the migration of each stage, after its in-flight records have been copied.
+    """Copy the in-flight records of a cut, and return the migration of each stage.
 
-    If they are copied again after a crash, no manifest names the attempts of the first copy. Raises `Corruption` if
-    copied records are damaged, `Refused` if they are gone, and `Unavailable`.
+    If a crash makes another call copy them again, no manifest names the attempts of the first copy. Raises `Corruption`
+    if copied records are damaged, `Refused` if they no longer exist, and `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
     whole = _with_readers(cut)
@@ -127,9 +127,9 @@ def _without_attempts(state: InFlight) -> InFlight:
 def _sinks(
     target: ObjectStore, manifest: Manifest, kafka: Topics, number: int, copied: tuple[SinkRest, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
-    """Return the sinks of a stage with no rows, and then with the rows that they had not published yet.
+    """Return a stage's sinks twice: without rows, and those with unpublished rows together with these rows.
 
-    Each sink gets another internal topic: the publisher's place in the former one belongs to versions that this app
+    Each sink gets a new internal topic: the publisher's place in the old topic belongs to versions that this app
     commits with other content.
     """
     fresh_sinks, leftovers = {}, {}
@@ -186,15 +186,15 @@ class Recovered:
     app: str
     root: str
     plan: RecoveryPlan | None
-    """None if an earlier call had finished or decided the recovery."""
+    """Plan that was carried out; None if an earlier call had finished or decided the recovery."""
     versions: Mapping[str, int]
-    """The version of each stage from which it continues; empty in a dry run."""
+    """By stage, the version from which it continues; empty in a dry run."""
     fenced: str | None
-    """Why the old store could not be fenced; empty if it was, None if fencing was not tried."""
+    """Reason why the old store could not be fenced; empty if it was fenced, None if fencing was not tried."""
     caught_up: Round | None
     """The last round of replication; None if there was none."""
     not_caught_up: str = ""
-    """Why nothing more could be copied, although the old store was reached; else empty."""
+    """Reason why the last round failed, although the old store was reached; else empty."""
     steps: tuple[tuple[str, int], ...] = ()
     """Duration of each step in milliseconds."""
     resumed: bool = False
@@ -218,10 +218,10 @@ def recover(
 ) -> Recovered:
     """Make the replica of an app under `target` a runnable app. Resumes an interrupted recovery.
 
-    `primary` opens the root where the app ran; None leaves the old store alone. `reader` reads the app's old Kafka, for
-    a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `doing` receives a
-    line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing, except that
-    the old store may have been fenced.
+    `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
+    Kafka, for a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `doing`
+    receives a line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing,
+    except that the old store may have been fenced.
     """
     clock = Clock()
     replica, _ = find_replica(target, app)
@@ -271,7 +271,7 @@ def checked_plan(
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
-    """Note that the app is being recovered, and by whom. Raises `Refused` if a concurrent recovery noted this first."""
+    """Record that the app is being recovered, and by whom. Raises `Refused` if another recovery was recorded first."""
     expected = Recovery(app, str(ULID()), by, instants.now_ms())
     existing = codec.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
     if existing != expected:
@@ -283,7 +283,7 @@ def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
 
 
 def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
-    """Return the decision of a recovery that was begun; None if there is none."""
+    """Return the migration that a begun recovery decided; None if it decided none."""
     last = MIGRATIONS.newest(target, app) if begun is not None else None
     return last if last is not None and begun is not None and last.id == begun.id else None
 
@@ -291,7 +291,7 @@ def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration
 def _catch_up(
     store: ObjectStore, target: ObjectStore, app: str, by: str, reader: Topics | None
 ) -> tuple[Round | None, str]:
-    """Copy what the app has committed since; returns None and the reason if that fails."""
+    """Copy what the app has committed since; returns the round, or None and the reason why it failed."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
         return copies.round(), ""
@@ -300,7 +300,7 @@ def _catch_up(
 
 
 def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recovery, clock: Clock) -> Migration:
-    """Copy in-flight records, and decide how each stage is migrated. Returns the first decision."""
+    """Copy in-flight records, and decide each stage's migration. Returns the migration that was recorded first."""
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
     with clock.step("copy in-flight records"):
@@ -341,7 +341,7 @@ def _finish(
 
 
 def _with_leftovers(leftovers: Mapping[str, Sink]) -> Amendment:
-    """Return the amendment that adds the rows that sinks had not published yet."""
+    """Return an amendment that gives sinks the rows that they had not published yet."""
 
     def requires(newest: Manifest) -> bool:
         return newest.traits is RECOVER and newest.rewind is not None

@@ -1,4 +1,4 @@
-"""Plan of a recovery: from which versions and offsets the app continues, what is read again, and what is lost."""
+"""Plan of a recovery: versions and offsets from which the app continues, records read again, and losses."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,55 +29,55 @@ class FailoverTerms:
     """The caller's statements about the Kafka in which the app continues."""
 
     mirror: str | None = None
-    """The mirrored cluster, by its name in MirrorMaker 2; None if it is the same Kafka or has the same offsets."""
+    """Mirrored cluster, by its name in MirrorMaker 2; None if Kafka is the same or has the same offsets."""
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Users' topics with other names, by their names as declared."""
+    """Users' topics that have another name in this Kafka, by declared name."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Offsets to read from, by `TOPIC[PARTITION]` as the app read them; they are not checked."""
+    """Offsets to read from, by `TOPIC[PARTITION]` with the name of the old topic; they are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostVersions:
-    """The versions of one stage after the replica's cut."""
+    """Versions of one stage that were committed after the replica's cut and are lost."""
 
     stage: str
     version: int
-    """The version in the cut."""
+    """Version of the stage in the cut."""
     newest: int | None
-    """The newest version in the old store; None if that cannot be reached."""
+    """Newest version in the old store; None if the store cannot be reached."""
     newest_ms: int
-    """When the newest version was committed; 0 if unknown."""
+    """Commit time of the newest version; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
-    """The parts of a recovery."""
+    """Plan of a recovery."""
 
     app: str
     info: AppInfo
     replica: Replica
     replicated: ReplicaCut
     cut: Cut
-    """The state that the app is restored to."""
+    """Cut to which the app is restored."""
     heads: Mapping[str, Manifest]
-    """The newest versions in the replica: newer than the cut if replication was interrupted."""
+    """Newest versions in the replica, which are newer than the cut if replication was interrupted."""
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
-    """By stage and user's topic as declared: the input to continue from, and how its offsets were found."""
+    """By stage and declared topic: the input from which it continues, and how the offsets were found."""
     again: Mapping[str, int]
-    """Records after these offsets, by topic; most of them are read for a second time. 0 if unknown."""
+    """Number of records after the offsets in `inputs`, by topic; most are read for a second time. 0 if unknown."""
     rereads: tuple[str, ...]
-    """The offsets of these records."""
+    """Offset ranges of the records counted in `again`."""
     in_flight: tuple[InFlight, ...]
     """In-flight records that are copied to channels of the recovered app."""
     keeper: Snapshot | None
     sink_rows: int
-    """Rows that were committed and not published; they are published after the recovery."""
+    """Number of rows that were committed and not published; the recovered app publishes them."""
     lost: tuple[LostVersions, ...]
     lost_ms: int
-    """Upper bound of the time that the app ran after the cut, as far as known."""
+    """Upper bound of the time for which the app ran after the cut, as far as known."""
     topics: Mapping[str, str]
-    """Users' topics that are read under another name from now on, by their names as declared."""
+    """Users' topics that the recovered app reads under another name, by declared name."""
 
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
@@ -120,7 +120,7 @@ def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, te
 
 
 class Lacking(Refused):
-    """In-flight records of a cut no longer exist."""
+    """Raised if in-flight records of a cut no longer exist."""
 
 
 def _plan_of(
@@ -181,7 +181,7 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
 
 
 def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
-    """Return the new names of users' topics by their names as declared, for those that differ."""
+    """Return, by declared name, users' topics that the app reads under a different name after the recovery."""
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
     }  # fmt: skip
@@ -248,7 +248,7 @@ def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
 def _remaining_records(
     kafka: Topics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the records after the offsets to read from: as text, and their number by topic."""
+    """Return the records after the offsets to read from: their offset ranges as text, and their number by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
     for read, _ in inputs.values():
         offsets_so_far = furthest.get(read.topic, read.offsets)

@@ -35,17 +35,17 @@ class Todo:
     """Versions and snapshots that a replica lacks."""
 
     versions: Mapping[str, tuple[int, ...]]
-    """By stage, senders first; ascending."""
+    """Versions to copy by stage, senders first; ascending."""
     cut: Mapping[str, Manifest]
-    """The cut up to which the replica is complete after copying, retired stages included."""
+    """Cut up to which the replica is complete after copying, retired stages included."""
     snapshots: tuple[Snapshot, ...]
-    """The app's own snapshots that the replica is to have."""
+    """Snapshots of the app that the replica is to have."""
     limit: Boundary
-    """The boundary of the app's versions."""
+    """Boundary of the app's versions."""
 
 
 def last_final(store: ObjectStore, app: str) -> Boundary:
-    """Return the boundary of the last garbage collection. Requests of `horizon.all_of`."""
+    """Return the boundary of the last garbage collection. Makes the requests of `horizon.all_of`."""
     return next((boundary for boundary in reversed(horizon.all_of(store, app)) if boundary.final), NOTHING_COLLECTED)
 
 
@@ -74,13 +74,13 @@ def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> To
 
 
 def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
-    """Return True if a snapshot is to be copied: those that pin versions for a clone stay in their own root."""
+    """Return True if a snapshot is to be copied: not if it pins versions for a clone."""
     versions = snapshot.stages.items()
     return snapshot.kind != "clone" and all(stage in heads and v <= heads[stage].version for stage, v in versions)
 
 
 def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
-    """Return the versions of a cut, and those of senders that list the in-flight records of the cut."""
+    """Return the versions of a cut, and the senders' versions that list the cut's in-flight records."""
     versions = {stage: {manifest.version} for stage, manifest in cut.items()}
     for manifest in cut.values():
         for source in manifest.inputs.values():
@@ -90,9 +90,9 @@ def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 
 
 def copy_rules(copier: Copier, app: str) -> None:
-    """Copy the objects that versions are read by: migrations, the histories of names, and records of forgotten keys.
+    """Copy the objects that readers of versions need: migrations, histories of names, records of forgotten keys.
 
-    The objects that these name are copied first.
+    Objects that are named by these objects are copied first.
     """
     copier.listed(copier.source.list(keys.migrations(app)))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
@@ -113,7 +113,7 @@ def copy_rules(copier: Copier, app: str) -> None:
 
 
 def _check_name(copier: Copier, app: str, name: str) -> None:
-    """Raise `Refused` if an app that took part in promotions of this name has a namesake in the target."""
+    """Raise `Refused` if the target has an unrelated app of this name, or of an app that was promoted to the name."""
     source, target = copier.source, copier.target
     history, replicated = apps.NAMES.all(source, name), apps.NAMES.all(target, name)
     folders = {folder for event in history for folder in (event.folder, event.over)}
@@ -128,7 +128,7 @@ def _check_name(copier: Copier, app: str, name: str) -> None:
 
 
 def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
-    """Return True if the target has no app of that name, or a copy of the source's."""
+    """Return True if the target's app of that name is missing, or is a copy of the source's."""
     copy, original = apps.find_app(target, app), apps.find_app(source, app)
     return copy is None or (original is not None and original.created_ms == copy.created_ms)
 
@@ -139,7 +139,7 @@ def was_forgotten(store: ObjectStore, app: str) -> str:
 
 
 def copy_others(copier: Copier, app: str) -> None:
-    """Copy all other objects of an app that are neither versions nor snapshots."""
+    """Copy all objects of an app except versions and snapshots."""
     for place in census.beside_versions(app):
         if not place.endswith("/"):  # an object that may be overwritten
             with suppress(ObjectNotFound):
@@ -155,7 +155,7 @@ def copy_others(copier: Copier, app: str) -> None:
 
 
 def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
-    """Yield objects other than versions that the target has and the app no longer has."""
+    """Yield objects of the target, except versions, that the app no longer has."""
     for place in (*census.beside_versions(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()
@@ -163,9 +163,10 @@ def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[Obj
 
 
 def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
-    """Remove records of older cuts, and the data kept of Kafka for them.
+    """Remove records of older cuts, and the data kept of Kafka for those cuts.
 
-    If the newest cut lacks records, the last complete one stays. Concurrent rounds have higher numbers.
+    If in-flight records of the newest cut are missing, the last complete cut is kept. Cuts of concurrent rounds have
+    higher numbers and are kept.
     """
     app, prefix = cut.app, keys.snapshots(cut.app)
     whole = next((older for older in older_cuts(target, cut) if not older.lacks), None) if cut.lacks else None
@@ -183,10 +184,10 @@ def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
 def sweep(
     store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str
 ) -> list[str] | None:
-    """Delete what the app no longer has; returns the keys. `had` are the app's snapshots at the previous cut.
+    """Delete the replica's objects that the app no longer has; returns their keys.
 
-    Returns None without sweeping if another process collects, forgets or sweeps at the same time: the next round
-    sweeps. Raises `Unavailable`.
+    `had` has the app's snapshots at the previous cut. Returns None without sweeping if another process collects,
+    forgets or sweeps at the same time: the next round sweeps. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: an object that another process copies meanwhile is in neither listing, or in both.
@@ -223,9 +224,10 @@ def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> li
 
 
 def _shared_gone(target: ObjectStore, app: str) -> list[str]:
-    """Return SSTs of the app that this one was cloned from, out of which keys were taken.
+    """Return SSTs, owned by the app's source, that a `forget` has replaced.
 
-    SSTs of apps that have a replica of their own in the target are left to that replica.
+    The source is the app that this one was cloned from. SSTs of a source that has its own replica in the target are
+    left to that replica.
     """
     shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
     owners = {key.split("/")[0] for key in shared}
@@ -256,10 +258,10 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
 
 
 def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
-    """Update the replica's boundary to allow what the app's allows and the replica's snapshots need; returns it.
+    """Update the replica's boundary to leave the versions that the app or the replica's snapshots need; returns it.
 
-    These snapshots include that of the newest cut, so this may run before the next cut is recorded. Raises `Refused` if
-    another process updates the boundary at the same time.
+    The replica's snapshots include that of the newest cut, so this may run before the next cut is recorded. Raises
+    `Refused` if another process updates the boundary at the same time.
     """
     boundaries, copied = horizon.all_of(target, app), {snapshot.name for snapshot in todo.snapshots}
     last = boundaries[-1] if boundaries else NOTHING_COLLECTED
@@ -275,7 +277,10 @@ def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
 
 
 def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str]) -> Boundary:
-    """Return a boundary that also allows what the replica's own snapshots, those not in `copied`, pin."""
+    """Return the boundary `limit`, extended by versions that the replica's own snapshots pin.
+
+    The replica's own snapshots are those not in `copied`.
+    """
     older = {stage: set(versions) for stage, versions in limit.kept.items()}
     moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
     for snapshot in SNAPSHOTS.all(target, app):

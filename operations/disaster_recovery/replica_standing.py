@@ -1,4 +1,4 @@
-"""Checks that a store root holds, or may hold, the replica of an app, and that nothing else has written to it."""
+"""Checks that a store root holds, or may hold, the replica of an app, and that only replication has written to it."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from ..staging.clone_plan import check_roots
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An app with its store and the store of its replica."""
+    """An app, its store, and the store for its replica."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
 
     def replica(self, *, recovering: bool = False) -> Replica | None:
-        """Return the replica's note in the target; None if no replica was begun there. Writes nothing.
+        """Return the object that marks the target as the app's replica; None if no replica was begun. Writes nothing.
 
         Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
         by another process, and `Usage` if both are the same root.
@@ -84,7 +84,7 @@ class Pair:
         apps.try_storage(self.target, key, expected)
 
     def check_not_recovering(self) -> None:
-        """Raise `Refused` if the app is being recovered from the target, or was. One request."""
+        """Raise `Refused` if the app is being recovered from the target, or has been. One request."""
         check_exclusion(self.target, self.app, Intent.REPLICATE, UnderWay.RECOVERY)
 
     def check_same(self, stage: str, version: int) -> None:
@@ -106,7 +106,7 @@ class Pair:
             raise self.by_hand(key)
 
     def by_hand(self, key: str) -> Refused:
-        """Return the error for an object of the target that differs from the app's object with that key."""
+        """Return the error for an object of the target that differs from the app's object with the same key."""
         self.check_not_recovering()
         return Refused(
             f"object {key} under {self.target.url} differs from that of {self.store.url}: something else wrote "
@@ -116,7 +116,7 @@ class Pair:
         )
 
     def note_begun(self, by: str) -> None:
-        """Record the replica in the app's log of operations, once; skipped without write permission."""
+        """Record the start of replication in the app's log of operations, once; skipped without write permission."""
         begun = replicas.find(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

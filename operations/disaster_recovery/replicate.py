@@ -1,9 +1,9 @@
 """`slackwater replicate`: copies new objects of an app to its replica, then records the cut up to which it is complete.
 
-A round puts, in this order: notes by which versions are read, SSTs, manifests, other objects, snapshots, data kept of
-Kafka, the boundary of versions, the snapshot that pins the cut, and the cut. Then it deletes what the app has deleted
-(`sweep`). Several processes may copy at once, and each may be killed at any point: each object is complete or absent,
-and the next round continues. Only objects that the app overwrites are overwritten.
+A round copies, in this order: objects that readers of versions need, SSTs, manifests, other objects, snapshots, and
+data kept of Kafka. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it
+deletes what the app has deleted (`sweep`). Several processes may copy at once, and each may be killed at any point:
+each object is complete or absent, and the next round continues. Only objects that the app overwrites are overwritten.
 """
 
 import dataclasses
@@ -46,15 +46,15 @@ from .replica_objects import (
 from .replica_standing import Pair
 
 _CHUNK = 128
-"""Versions of a stage read ahead: their SSTs are copied together."""
+"""Number of versions of a stage that are read at once, so that their SSTs are copied together."""
 _ATTEMPTS = 5
-"""Attempts of a round that conflicts with another process."""
+"""Maximum number of attempts of a round that conflicts with another process."""
 _BEAT_MS = 60_000
-"""Interval at which a complete replica records again that it is complete."""
+"""Interval at which a replica that is already complete records its cut again."""
 
 
 class _Raced(Exception):
-    """Another process copies to the same replica, and recorded the same cut first."""
+    """Raised if another process that copies to the same replica was first to record a cut or boundary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Round:
     objects: int
     bytes: int
     removed: int
-    """Objects deleted because the app deleted them."""
+    """Number of objects deleted from the replica because the app has deleted them."""
     took_ms: int
 
     @property
@@ -79,22 +79,22 @@ class Round:
 
 @dataclass(slots=True)
 class Replicator:
-    """Copies one app from `store` to `target`; later rounds reuse what earlier ones listed there."""
+    """Copies one app from `store` to `target`; later rounds reuse listings of earlier rounds."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
     by: str
     reader: Topics | None = None
-    """None without Kafka: then in-flight records are not copied."""
+    """Reader of the app's Kafka; None to leave out in-flight records."""
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
-    """True if a recovery runs this as its last round."""
+    """True for the last round of replication, which a recovery runs."""
     copier: Copier = field(init=False)
     pair: Pair = field(init=False)
     _same: dict[str, int] = field(default_factory=dict)
-    """By stage, a version that is equal in both stores."""
+    """By stage, a version that is known to be the same in both stores."""
     _swept: object = None
     _limit: Boundary | None = None
     _forgotten: str = ""
@@ -104,7 +104,7 @@ class Replicator:
         self.pair = Pair(self.store, self.target, self.app)
 
     def plan(self) -> Todo:
-        """Return what is to be copied.
+        """Return the versions and snapshots to copy.
 
         Raises the errors of `Pair.replica`, and `Refused` if the app has collected the versions that come next.
         """
@@ -118,11 +118,11 @@ class Replicator:
         return every_version(self.store, self.app, {stage: head.version for stage, head in self._target_heads()})
 
     def round(self) -> Round:
-        """Copy all that is missing.
+        """Copy everything that the replica lacks.
 
-        Raises the errors of `plan`; `Corruption` if an object of the app is damaged, `Refused` if the replica was
-        written to by something else, or other processes keep copying to it, and `Unavailable`, after which the next
-        round continues.
+        Raises the errors of `plan`; `Corruption` if an object of the app is damaged; `Refused` if something else has
+        written to the replica, or other processes keep copying to it; and `Unavailable`, after which the next round
+        continues.
         """
         began_ms, objects, size = instants.now_ms(), self.copier.objects, self.copier.copied_bytes
         for attempt in range(_ATTEMPTS):
@@ -147,7 +147,7 @@ class Replicator:
         raise AssertionError
 
     def _given_up(self) -> tuple[Boundary, str]:
-        """Return the records of the objects that the app has deleted."""
+        """Return the app's records of deleted objects: its last garbage collection, and its forgotten keys."""
         return last_final(self.store, self.app), was_forgotten(self.store, self.app)
 
     def run(
@@ -200,7 +200,7 @@ class Replicator:
         return Round(cut, counts, 0, 0, removed, 0)
 
     def _settle(self, todo: Todo) -> None:
-        """Update the boundary before the cut, so that readers do not expect versions that the app has collected."""
+        """Update the boundary before the cut is recorded: readers then expect no version that the app has collected."""
         if self.recovering or self._limit == todo.limit:
             return
         try:
@@ -221,7 +221,7 @@ class Replicator:
                 yield stage, head
 
     def _copy_versions(self, stage: str, versions: tuple[int, ...]) -> None:
-        """Copy these versions of a stage, ascending, with the SSTs that they name."""
+        """Copy these versions of a stage, ascending, together with the SSTs that the versions name."""
 
         def read(version: int) -> tuple[str, bytes, Manifest]:
             key = keys.manifest(self.app, stage, version)
@@ -244,7 +244,7 @@ class Replicator:
             self._same[stage] = max(manifest.version, self._same.get(stage, 0))
 
     def _copy_snapshots(self, todo: Todo, last: ReplicaCut | None) -> Iterator[Snapshot]:
-        """Copy the app's snapshots with their objects; yields the snapshots that the target then has."""
+        """Copy the app's snapshots with their objects; yields those that the target has after that."""
         for snapshot in todo.snapshots:
             copy = SNAPSHOTS.find(self.target, snapshot.name, self.app)
             if copy is not None and copy != snapshot and (last is None or snapshot.name not in last.snapshots):
@@ -258,7 +258,7 @@ class Replicator:
     def _record_cut(
         self, todo: Todo, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
     ) -> ReplicaCut:
-        """Record the cut up to which the replica is complete, unless it was recorded just now."""
+        """Record the cut up to which the replica is complete, unless the same cut was recorded recently."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
         copied_names = {snapshot.name for snapshot in snapshots}
         # Snapshots that the app has removed, until a sweep has removed them here: it may be killed before.
@@ -284,7 +284,7 @@ class Replicator:
     def _pin_cut(
         self, todo: Todo, stages: dict[str, int], snapshots: tuple[Snapshot, ...], number: int, seen_ms: int
     ) -> ReplicaCut:
-        """Return the cut with the data kept of Kafka, pinned by a snapshot of the replica."""
+        """Pin the cut by a snapshot of the replica, and return its record with the data kept of Kafka."""
         app, cut = self.app, without_retired(self.store, self.app, todo.cut)
         while SNAPSHOTS.find(self.target, f"{PREFIX}{number}", app) is not None:
             number += 1  # the name is used by a killed or a concurrent round
@@ -321,7 +321,7 @@ class Replicator:
         )
 
     def _report_to_app(self, cut: ReplicaCut) -> None:
-        """Record the replica's progress with the app; skipped without write permission."""
+        """Record the replica's progress in the app's folder; skipped without write permission."""
         at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.by)
         try:
             REPLICAS.put(self.store, KnownReplica(self.app, replicas.root_id(self.target.url), self.target.url, *at))
@@ -329,7 +329,7 @@ class Replicator:
             return
 
     def _sweep(self, todo: Todo, cut: ReplicaCut, last: ReplicaCut | None) -> int:
-        """Delete what the app has deleted since the last sweep, if anything; returns the number of objects."""
+        """Delete objects that the app has deleted since the last sweep; returns their number."""
         if self.recovering:
             return 0  # the recovery may use an earlier cut
         self.pair.check_not_recovering()

@@ -1,4 +1,4 @@
-"""Takes keys out of input archives: rewrites objects without them, and commits an index that names the new objects."""
+"""Erasure in input archives: rewrites objects without the keys, and commits an index that names the new objects."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,9 +22,9 @@ from .held import Held, Search
 from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
-"""Attempts, each of which failed because the archive was changed meanwhile."""
+"""Maximum number of attempts; an attempt fails if the archive was changed meanwhile."""
 _PAUSES = 20
-"""Waits for a runner, which archives every few seconds; afterwards the pending offsets are reported instead."""
+"""Maximum number of waits for a runner, which archives every few seconds; then the pending offsets are reported."""
 
 
 WHAT = "input archive"
@@ -35,7 +35,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
     """Yield archived objects of an app that hold a key and were not seen yet, with the number of records by field.
 
-    Objects without a key are added to `Search.clean`. Raises `Corruption` and `Unavailable`.
+    Objects that hold no key are added to `Search.clean`. Raises `Corruption` and `Unavailable`.
     """
     for archive in search.archives():
         for item in archive.objects:
@@ -49,7 +49,7 @@ def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[
 
 
 GoneObject = tuple[str, ArchiveObject, dict[str, int], int]
-"""The topic, the object, records by field, and the size of its replacement in bytes."""
+"""Topic, replaced object, number of its records that held a key, by field, and size of the replacement in bytes."""
 
 
 def take_out(
@@ -81,9 +81,10 @@ def take_out(
 
 
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
-    """Yield objects that hold a key, or cannot be decoded, and that the newest index of their archive does not name.
+    """Yield objects of archives that no newest index names and that hold a key or cannot be decoded; with a flag.
 
-    The flag is True if an earlier index names the object: no later one will. Else it was put just now, or is an orphan.
+    The flag is True if an earlier index names the object, so that no later index will. It is False for an orphan, or an
+    object that was put just now.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
@@ -116,7 +117,10 @@ def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> Non
 
 
 def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
-    """Return the number of offsets by topic that an app has read, up to `heads` or by now, and not archived yet."""
+    """Return, by topic, the number of offsets that an app has read and not archived yet.
+
+    Counts what versions up to `heads` have read, by default up to the newest.
+    """
     archives = archives_of(member.store, member.app, heads or _heads(member), {})
     return {topic.topic: topic.behind for topic in archives if topic.behind}
 
@@ -134,7 +138,7 @@ def _rows(search: Search, item: ArchiveObject) -> Iterable[pa.Table]:
 
 
 def _fields(search: Search, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
-    """Return the number of records of an object that hold a key, by field; undecidable records are noted."""
+    """Return the number of records of an object that hold a key, by field; undecidable ones go to `search.unproved`."""
     fields: dict[str, int] = {}
     search.unproved.pop(key, None)
     for rows in parts:
@@ -154,9 +158,11 @@ def _of_bytes(search: Search, topic: str, key: str) -> bool:
 
 
 def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
-    """Return the messages between stages by row, and the matches: those of records first, then of each message's rows.
+    """Return the messages of repartition topics by row number, and the matches.
 
-    A message holds rows of many keys, and the other rows stay: so a message as a whole is never a match.
+    The first match is of the records, the others are of each message's rows.
+
+    A message holds rows of many keys, and the other rows stay, so a message as a whole is never a match.
     """
     fields, inputs = search.fields, search.fields.places_of(topic)
     plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules(place)]
@@ -184,7 +190,7 @@ def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict
 
 
 def _of_row(rule: Rule) -> Rule:
-    """Return the rule for rows of a message that corresponds to a rule for messages."""
+    """Convert a rule for messages to a rule for the rows of a message."""
 
     def column(where: Field) -> Field:
         inside = where.column == "value" and where.steps
@@ -199,7 +205,7 @@ def _of_row(rule: Rule) -> Rule:
 def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
     """Put a copy of the object without the records that hold a key; returns None if no record remains.
 
-    The copy covers the same offsets: they were read, and must not be read again.
+    The copy covers the offsets of the original: they were read, and must not be read again.
     """
     writer = objects.ArchiveWriter()
     for rows in _rows(search, item):
@@ -212,7 +218,7 @@ def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> Ar
 
 
 def _without(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Matches]) -> pa.Table:
-    """Return the records without those that hold a key, and messages without rows that do."""
+    """Return the records without those that hold a key; messages lose only the rows that hold one."""
     gone, values = matches[0].mask.copy(), rows["value"].to_pylist()
     for (place, message), match in zip(sent.items(), matches[1:], strict=True):
         if match.mask.any():

@@ -28,16 +28,16 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class KeysAsked:
-    """Keys to be forgotten, as they were typed."""
+    """Keys to be forgotten, as the user typed them."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
-    """Keys by table; text until it is split into the key's columns."""
+    """Keys by table, each as text; it is split into the values of the key's columns later."""
     also: tuple[str, ...] = ()
-    """Other spellings of the same keys, of any table, which the program normalizes, such as upper case."""
+    """Other spellings of the keys, such as upper case, that the program normalizes; for any table."""
 
     @classmethod
     def of(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "KeysAsked":
-        """Parse `TABLE=KEY` arguments, files with one such line each, and other spellings. Raises `Usage`."""
+        """Parse `TABLE=KEY` arguments, files with one such line for each key, and other spellings. Raises `Usage`."""
         lines = [*keys, *(line for file in files for line in _lines(file))]
         keys_by_table: dict[str, dict[tuple[object, ...] | str, None]] = {}
         for line in lines:
@@ -67,7 +67,7 @@ class KeysAsked:
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
-        """Return a salted hash, by which a call recognises that the same keys are requested again."""
+        """Return a salted hash of the keys, by which a later call recognises the same request."""
         typed = [*sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()), sorted(self.also)]
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
@@ -101,9 +101,9 @@ class Keys:
 
     names: tuple[str, ...]
     hashes: npt.NDArray[np.int64]
-    """Ascending."""
+    """Hashes of the keys, ascending."""
     rows: pa.Table
-    """The key columns, in the order of the hashes."""
+    """Key columns, in the order of `hashes`."""
 
     @classmethod
     def of(cls, name: str, table: Table, requested: KeysAsked) -> "Keys":
@@ -116,7 +116,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One app of those that share SSTs."""
+    """One of the apps that share SSTs."""
 
     store: ObjectStore
     """The store at the app's root."""
@@ -125,11 +125,11 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The app with its root."""
+        """Name of the app, with its root."""
         return f"{self.app} under {self.store.url}"
 
     def tables(self, requested: KeysAsked) -> dict[str, str]:
-        """Return the name under which a table's keys were requested, by the folder of its stage.
+        """Return the requested name of each table, by the folder of its stage.
 
         A renamed stage has SSTs and versions under each of its names.
         """
@@ -150,16 +150,16 @@ class Member:
 
     @property
     def copies(self) -> list[tuple[str, Manifest]]:
-        """The stages that copy the state of a Spark query."""
+        """Stages that copy the state of a Spark query, with their newest versions."""
         return [(stage, head) for stage, head in self.heads.items() if head.attached is not None]
 
 
 def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
     """Return the app and all its clones, each after the apps whose files it uses.
 
-    Raises `NotFound` if the app does not exist, `Refused` if it is a clone that uses another app's files, or a clone is
-    being made, and `Unavailable`, also if a clone's root cannot be reached: the files that the clone shares are
-    rewritten.
+    Raises `NotFound` if the app does not exist, and `Refused` if the app is a clone that uses another app's files, or
+    if a clone of it is being made. Raises `Unavailable`, also if a clone's root cannot be reached, since the files that
+    it shares are rewritten.
     """
     apps.read_app(store, app)
     member = _member(store, app)
@@ -209,7 +209,7 @@ def _check_uses_no_other(member: Member) -> None:
 
 
 def check_tables(member: Member, requested: KeysAsked) -> None:
-    """Raise `NotFound` if the app never had a requested table, and `Refused` for one of rejected records."""
+    """Raise `NotFound` if the app never had a requested table, and `Refused` for a table of rejected records."""
     current = {head.stage for head in member.heads.values() if head.table is not None}
     current |= {table_name(stage, side) for stage, head in member.copies for side in head.side_tables}
     previous = {former.stage for head in member.heads.values() for former in head.formerly if head.table is not None}

@@ -1,8 +1,8 @@
 """`slackwater forget`: takes keys out of all objects of an app and its clones, in one step for each app.
 
-1. Put a note in each app. Whoever takes a snapshot, collects garbage or forgets other keys meanwhile sees it, and is
-   refused. The note holds a salted hash of the keys, by which the same command recognises an interrupted call, and is
-   deleted at the end.
+1. Put a note in each app. Snapshots, garbage collections and erasures of other keys that start later find the note, and
+   are refused. The note holds a salted hash of the keys, by which the same command recognises an interrupted call, and
+   is deleted at the end.
 2. Rewrite SSTs and in-flight records that hold a key, under new names without the key.
 3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name, its own
    or another app's. From now on no reader finds the key at any version.
@@ -12,8 +12,8 @@
 5. Wait, for a limited time, for records that runners had read before and archive only now, and rewrite those objects.
 6. Delete the replaced objects, and objects that hold a key and that nothing names. Mask keys in the texts of edits.
 
-Each step looks at the current objects, not at what an earlier call did, so the same call finishes an interrupted one.
-Replaced objects are deleted last: readers that still use their names find them missing, and retry
+Each step examines the current objects and does not depend on an earlier call, so the same call finishes an interrupted
+one. Replaced objects are deleted last: readers that still use their names find them missing, and retry
 (`again_if_forgotten`).
 """
 
@@ -48,10 +48,10 @@ from .taking_out import Work, commit, mask_texts, sweep, take_out, take_out_arch
 
 @dataclass(frozen=True, slots=True)
 class GoneRows:
-    """Number of rows or records in one place that equal a key in one field."""
+    """Number of rows or records of one table, channel or topic that equal a key in one field."""
 
     what: str
-    """The kind of object, with the values of `Held.what`."""
+    """Kind of object: one of the values of `Held.what`."""
     of: str
     """The table, channel or topic."""
     field: str
@@ -66,17 +66,17 @@ class Forgot:
     app: str
     dry_run: bool
     apps: tuple[str, ...]
-    """The app, and those that share its SSTs."""
+    """The app, and the apps that share its SSTs."""
     keys: int
     """Number of requested keys."""
     held: tuple[Held, ...]
-    """Objects that hold a key; only in a dry run."""
+    """Objects that hold a key, in a dry run; else empty."""
     rows: int = 0
-    """Stored rows and records that were removed; several versions of one row may be stored."""
+    """Number of stored rows and records that were removed; a row may be stored several times, in several versions."""
     read_bytes: int = 0
     """Size of the objects that held a key."""
     written_bytes: int = 0
-    """Size of their replacements."""
+    """Size of the objects that replaced those of `read_bytes`."""
     deleted: int = 0
     """Number of deleted objects."""
     versions: tuple[tuple[str, str, int], ...] = ()
@@ -84,16 +84,19 @@ class Forgot:
     snapshots: tuple[tuple[str, str], ...] = ()
     """App and name of the snapshots that were edited."""
     unnamed: tuple[Held, ...] = ()
-    """Objects that nothing names, but that a running batch may still name, or that gc deletes within the hour."""
+    """Objects with a key that nothing names and that were not deleted.
+
+    A running batch may still name them; otherwise gc deletes them within the hour.
+    """
     others: tuple[str, ...] = ()
     """Tables of the app for which no key was given."""
     out_of_reach: tuple[OutOfReach, ...] = ()
     gone: tuple[GoneRows, ...] = ()
-    """Removed rows and records, or those to be removed, by place and field."""
+    """Rows and records that were (in a dry run, are to be) removed, by table, channel or topic, and by field."""
     unread: tuple[Held, ...] = ()
-    """Topics between stages with records of a key that were not read yet: reading them brings the key back."""
+    """Topics between stages that have unread records of a key: reading these would bring the key back."""
     unproved: tuple[Unproved, ...] = ()
-    """Records that could not be decided."""
+    """Records for which it cannot be decided whether they hold a key."""
 
 
 def forget(
@@ -119,8 +122,8 @@ def forget(
     addition to those of the app's lineage; `formats` decodes messages by their schemas. `pause` is called while a
     runner has yet to archive what it has read.
 
-    Raises the errors of `StoredApp.forget`, also `Usage` if the message to be logged contains a key, and `Corruption`
-    if an object is missing or damaged: completed steps stay, and the same call continues.
+    Raises the errors of `StoredApp.forget`, `Usage` also if the message to be logged contains a key, and `Corruption`
+    also if an object is missing or damaged. After an error, completed steps remain done, and the same call continues.
     """
     check_exclusion(store, app, Intent.FORGET, *HERE, dry_run=dry_run)
     members = family_of(store, app)
@@ -245,12 +248,12 @@ class Looked:
     held: tuple[Held, ...]
     """Objects that hold a key."""
     objects: int
-    """Number of objects searched: SSTs by the hash of the key and, with `deep`, all objects in full."""
+    """Number of searched objects: those searched by the hash of the key and, with `deep`, all objects in full."""
     out_of_reach: tuple[OutOfReach, ...]
     unproved: tuple[Unproved, ...] = ()
     """Records for which it cannot be decided whether they hold a key."""
     elsewhere: tuple[Held, ...] = ()
-    """Objects in which a text key is the value of another field, such as of another person's row."""
+    """Objects, other than those in `held`, in which a text key is the value of a field."""
 
 
 def look(
@@ -264,11 +267,11 @@ def look(
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> Looked:
-    """Search an app and its clones for objects that hold one of these keys, and list what cannot be searched.
+    """Search an app and its clones for objects that hold one of these keys, and list data that cannot be searched.
 
     With `deep`, every object in the apps' folders is decoded in full, including other tables, to find text keys that
-    are the value of any field. Changes nothing. Raises the errors of `forget`, but `Refused` only if the app shares
-    SSTs of another one.
+    are the value of any field. Changes nothing. Raises the errors of `forget`, except that `Refused` only means that
+    the app shares SSTs of another app.
     """
     members = family_of(store, app)
     check_tables(members[0], requested)
@@ -294,7 +297,7 @@ def look(
 
 
 def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
-    """End an interrupted erasure whose keys are lost. It may be partly done.
+    """End an interrupted erasure whose keys are lost. Erased parts are not restored.
 
     Raises `NotFound` if the app does not exist, and `Refused` if no erasure was interrupted.
     """
@@ -309,7 +312,7 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
 
 
 def holders(search: Search) -> Iterator[Held]:
-    """Yield all objects of an app that hold a key, named or not."""
+    """Yield all objects of an app that hold a key, including objects that nothing names."""
     member = search.member
     for stage in member.heads:
         for sst in search.named(stage):
@@ -342,7 +345,7 @@ def _other_holders(search: Search) -> Iterator[Held]:
 def _searches(
     members: Sequence[Member], requested: KeysAsked, declared: DeclaredFields, formats: Formats | None
 ) -> tuple[Search, ...]:
-    """Return a search in each app for the keys, as the newest tables of the first app have them. Raises `Usage`."""
+    """Return a search in each app for the keys, in the form of the first app's newest tables. Raises `Usage`."""
     first, keys = members[0], dict[str, KeyRows]()
     for stage, name in first.tables(requested).items():
         if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
@@ -355,7 +358,7 @@ def _searches(
 
 
 def _count_rows(items: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
-    """Count rows and objects by place and field."""
+    """Count rows and objects by table, channel or topic, and by field."""
     rows, objects = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for kind, of, fields in items:
         for text, count in fields.items():
@@ -401,7 +404,10 @@ def _note(search: Search) -> Forgetting:
 
 
 def _begin(work: Work) -> bool:
-    """Put the notes; returns True if there was none. Raises `Refused` if other keys are being forgotten."""
+    """Put the notes that mark the apps; returns True if there were none.
+
+    Raises `Refused` if other keys are being forgotten.
+    """
     first, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
     digest = work.asked.digest(salt)
@@ -422,7 +428,7 @@ def _begin(work: Work) -> bool:
 
 
 def _end(work: Work, only: str = "") -> None:
-    """Delete the notes, that of the first app last."""
+    """Delete the notes that mark the apps, the first app's last; with `only`, just notes with that id."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
         if not only or ((note := forgotten.under_way(store, app)) is not None and note.id == only):
@@ -430,7 +436,7 @@ def _end(work: Work, only: str = "") -> None:
 
 
 def _check_quiet(work: Work) -> None:
-    """Check that nothing is running that could write another object with a key."""
+    """Check that no snapshot or edit in progress could write another object with a key."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the note.

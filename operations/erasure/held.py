@@ -1,4 +1,4 @@
-"""Searches the objects of an app for keys: SSTs that versions name, orphaned SSTs, and records of all kinds."""
+"""Search of an app's objects for keys: SSTs that versions name, orphaned SSTs, and records of all kinds."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -38,7 +38,7 @@ from .texts import Texts
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
-"""A clock before all times: no row has expired."""
+"""Clock before all times, by which no row has expired."""
 _SSTS = "SST"
 _REJECTED = "rejected records"
 IN_FLIGHT = "records in flight"
@@ -72,7 +72,7 @@ class Unproved:
     app: str
     object: str
     what: str
-    """The kind of object, with the values of `Held.what`."""
+    """Kind of object: one of the values of `Held.what`."""
     table: str
     """The table, channel or topic; empty if there is none."""
     why: str
@@ -86,13 +86,13 @@ class NamedSst:
     sst: Sst
     stage: str
     side: str
-    """The name of the side table, without that of the stage; empty for the stage's own table."""
+    """Name of the side table, without the stage's name; empty for the stage's own table."""
     table: Table
-    """The schema in the oldest of these versions: later ones can read it."""
+    """Schema of the table in the oldest version that names the SST; later schemas can read the SST, too."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """The root, as in the manifests of its app, and the object."""
+        """Root of the SST, as in the app's manifests, and its object."""
         return self.sst.root, self.sst.object
 
 
@@ -103,16 +103,16 @@ class Search:
     member: Member
     asked: KeysAsked
     keys: Mapping[str, KeyRows]
-    """All keys by table, to be compared with records."""
+    """All keys by table, for comparison with records."""
     declared: DeclaredFields = NOTHING_DECLARED
     formats: Formats | None = None
     unproved: dict[str, dict[str, Unproved]] = field(default_factory=dict)
     """Undecidable records by object and reason."""
     seen: set[str] = field(default_factory=set)
     _known: dict[str, set[str]] = field(default_factory=dict)
-    """By stage, all SSTs that its versions name, as far as read."""
+    """By stage, all SSTs that versions read so far name."""
     clean: set[str] = field(default_factory=set)
-    """Objects of input archives without any of the keys."""
+    """Objects of input archives that hold none of the keys."""
     damaged: dict[str, Corruption] = field(default_factory=dict)
     """Input archives whose indexes cannot be read, so that their contents are unknown."""
     looked_into: int = 0
@@ -127,7 +127,7 @@ class Search:
 
     @cached_property
     def texts(self) -> Texts:
-        """The keys in the forms in which they occur in texts."""
+        """Keys in the forms in which texts contain them."""
         return Texts(self.keys)
 
     def check_declared(self) -> None:
@@ -137,7 +137,7 @@ class Search:
             self.declared.check(self.asked.tables, [*self.fields.places, *archives])
 
     def check_clear(self) -> None:
-        """Raise `Refused` if records are stored for which it is unknown which of their fields lead to a key."""
+        """Raise `Refused` if any stored records have unknown fields that may lead to a key."""
         inputs = [
             name for archive in self.archives() if archive.objects for name in self.fields.places_of(archive.topic)
         ]
@@ -150,7 +150,7 @@ class Search:
     def matches(self, kind: str, place: str, key: str, rows: pa.Table, rules: Iterable[Rule] | None = None) -> Matches:
         """Return the records of a topic or channel that hold a key; undecidable ones are added to `unproved`.
 
-        Nothing is added if `key`, the object, is empty.
+        `key` is the object with the records; if empty, none are added.
         """
         rules = self.fields.rules(place) if rules is None else rules
         matches = match(rows, [*rules], self.keys, self.formats)
@@ -162,7 +162,7 @@ class Search:
         return matches
 
     def note(self, key: str, kind: str, place: str, why: str, records: int) -> None:
-        """Add undecidable records of an object to `unproved`."""
+        """Add a number of undecidable records of an object to `unproved`."""
         noted = self.unproved.setdefault(key, {})
         more = noted[why].records if why in noted else 0
         noted[why] = Unproved(self.member.app, key, kind, place, why, records + more)
@@ -185,7 +185,7 @@ class Search:
         return matches
 
     def _rejected_of_topic(self, name: str, key: str, rows: pa.Table) -> Matches:
-        """Match rejected records of a topic; those that a sink's topic rejected only by declared fields."""
+        """Match rejected records of a topic; for a sink's topic, by declared fields only."""
         named = {"time": "timestamp"}
         rows = rows.rename_columns([named.get(column, column) for column in rows.column_names])
         if key and name in self.fields.sinks and not self.fields.rules(name):
@@ -213,11 +213,11 @@ class Search:
 
     @property
     def tables(self) -> dict[str, str]:
-        """The requested tables by stage folder, from `Member.tables`."""
+        """Requested tables by stage folder, as returned by `Member.tables`."""
         return self.member.tables(self.asked)
 
     def named(self, stage: str, after: int = 0) -> Iterator[NamedSst]:
-        """Yield the SSTs that versions of a stage above `after` name and that were not seen, oldest version first."""
+        """Yield the unseen SSTs that versions of a stage above `after` name, oldest version first."""
         is_requested = stage in self.tables
         if not is_requested and not self.member.heads[stage].side_tables:
             return
@@ -253,7 +253,7 @@ class Search:
         return self._keys[place]
 
     def chosen(self, item: NamedSst) -> tuple[Chosen, dict[str, int]] | None:
-        """Return the rows of an SST that are removed, and their number by field; None if it holds none of the keys.
+        """Return the rows that are to be removed from an SST, and their number by field; None if it holds no key.
 
         Raises `Corruption` and `Unavailable`.
         """
@@ -302,7 +302,7 @@ class Search:
         return list_snapshots(self.member.store, self.member.app)
 
     def captured(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
-        """Yield objects with in-flight records that hold a key: the object, its channel, its rows, and the matches."""
+        """Yield objects with in-flight records that hold a key: object, channel, rows and matches."""
         seen: set[str] = set()
         for snapshot in self.snapshots():
             for channel in snapshot.channels:
@@ -317,7 +317,7 @@ class Search:
                             yield item.key, channel.channel, rows, matches
 
     def edits(self) -> Iterator[str]:
-        """Yield keys of edit requests, and of their rows, that hold a key."""
+        """Yield the object keys of edit requests, and of their rows, that hold a key."""
         store, app = self.member.store, self.member.app
         for request in EDITS.all(store, app):
             if self.texts.stand_in(request.sql, request.edit.what, request.edit.message):
@@ -332,7 +332,7 @@ class Search:
                     yield keys.edit_rows(app, request.id)
 
     def _has_key_row(self, stage: str, rows: pa.Table) -> bool:
-        """Return True if a key of a stage's table occurs among these rows."""
+        """Return True if one of these rows has a key of a stage's table."""
         requested = self.keys.get(self.tables.get(stage, ""))
         if requested is None or not {*requested.rows.column_names} <= {*rows.column_names}:
             return False
@@ -340,14 +340,14 @@ class Search:
         return bool(match(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
     def operations(self) -> Iterator[str]:
-        """Yield keys of entries of the log of operations whose text contains a key."""
+        """Yield the object keys of entries of the log of operations whose text contains a key."""
         store, app = self.member.store, self.member.app
         for done in OPERATIONS.all(store, app):
             if self.texts.stand_in(done.detail, done.message):
                 yield OPERATIONS.key(done, app)
 
     def edited(self) -> Iterator[Manifest]:
-        """Yield versions, as stored, whose edit contains a key in its statement or its message."""
+        """Yield stored versions whose edit contains a key in its statement or its message."""
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
             if head.table is None:
@@ -358,9 +358,9 @@ class Search:
                     yield manifest
 
     def unnamed(self, replaced: Container[str] = ()) -> Iterator[tuple[Held, int]]:
-        """Yield SSTs of the app that no version names and that hold a key, with the time when they were written.
+        """Yield SSTs of the app that no version names and that hold a key, with the time when each was written.
 
-        SSTs in `replaced` are skipped. An equal hash counts as the key: an SST that nothing names holds no row in use.
+        SSTs in `replaced` are skipped. An equal hash counts as the key, since no version needs the rows of such an SST.
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
@@ -401,9 +401,9 @@ class Search:
 
 
 def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
-    """Yield records between stages that hold a key and were not read yet: reading them brings the key back.
+    """Yield records between stages that hold a key and were not read yet: reading them would bring the key back.
 
-    They are read from Kafka; if that fails, they are noted as `unproved`.
+    The records are read from Kafka; if that fails, they are added to `unproved`.
     """
     store, app = search.member.store, search.member.app
     cut = newest_cut(store, app, stages_of(store, app))
@@ -429,9 +429,10 @@ def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
 
 
 def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None, int]]:
-    """Decode each object in an app's folder; yields it if a text key is the value of any of its fields, else None.
+    """Decode each object in an app's folder. Yields the object if a text key is the value of a field, else None; and 1.
 
-    The number counts decoded objects. Raises `Corruption` if one cannot be decoded, and `Unavailable`.
+    The sum of the second values is the number of decoded objects. Raises `Corruption` if an object cannot be decoded,
+    and `Unavailable`.
     """
     member, store = search.member, search.member.store
     texts = frozenset(text for rows in search.keys.values() for column in rows.columns for text in column.texts)
@@ -457,7 +458,7 @@ def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None
 
 
 def _is_value(rows: pa.Table, texts: frozenset[str]) -> bool:
-    """Return True if one of these texts is a value anywhere in the rows, JSON included."""
+    """Return True if one of these texts is a value anywhere in the rows, including values inside JSON."""
     encoded = pa.array([word.encode(errors="surrogateescape") for word in texts], pa.binary())
     for column in rows.columns:
         for values in all_columns(column):

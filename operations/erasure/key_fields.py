@@ -1,9 +1,10 @@
-"""Finds the fields of stored records that lead to a table's key, from the lineage of an app.
+"""Search for the fields of stored records that lead to a table's key, by the lineage of an app.
 
 A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`). From
-the key they are followed upstream to users' topics, through all channels. A channel that is not on that path, such as
-one of the table's own stage, has columns made from the same fields of topics: its rows are compared by these. If only
-the program knows the fields, declared ones are used; without them the topic or channel is `unclear`.
+the key, these fields are followed upstream to users' topics, through all channels. Other channels, such as a channel
+that the table's own stage writes, may have columns made from the same fields of topics: their rows are compared by
+these columns. If only the program knows the fields, fields that the user declares are used; without such, the topic or
+channel is `unclear`.
 """
 
 import re
@@ -26,7 +27,7 @@ _MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFields:
-    """Fields that the user declared as leading to the keys of tables."""
+    """Fields that, as the user declared, lead to the keys of tables."""
 
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields by table; `TOPIC:FIELD` for one topic or channel only."""
@@ -44,7 +45,10 @@ class DeclaredFields:
             Field.of(name)
 
     def of(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
-        """Yield the declared fields of a topic or channel; those without one apply to all that are `connected`."""
+        """Yield the declared fields of a topic or channel.
+
+        Fields declared without a topic or channel apply to all that are `connected` with the table.
+        """
         for text in self.tables.get(table, ()):
             where, name = _split(text)
             if where == place or (not where and connected):
@@ -65,9 +69,9 @@ class _Step:
     """A field upstream of a column."""
 
     place: str
-    """The topic or channel as declared."""
+    """Declared topic or channel."""
     field: str
-    """Empty if only the program knows."""
+    """Name of the field; empty if only the program knows."""
     by: tuple[str, ...]
     """The functions applied between the field and the column."""
     format: str
@@ -85,7 +89,7 @@ class KeyFields:
 
     @cached_property
     def channels(self) -> dict[str, str]:
-        """Channels as declared, with the stage that writes each."""
+        """Declared channels, with the stage that writes each."""
         return {name: stage for stage, head in self.heads.items() for name in head.outputs}
 
     @cached_property
@@ -95,7 +99,7 @@ class KeyFields:
 
     @cached_property
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """Users' topics and channels as declared, by their names in Kafka."""
+        """Declared users' topics and channels, by their names in Kafka."""
         names_by_topic: dict[str, dict[str, None]] = {}
         for head in self.heads.values():
             for name, read in _inputs(head).items():
@@ -105,7 +109,7 @@ class KeyFields:
         return {topic: tuple(names) for topic, names in names_by_topic.items()}
 
     def places_of(self, topic: str) -> tuple[str, ...]:
-        """Return the declared names of a Kafka topic; its own name if no stage reads it."""
+        """Return the declared names of a Kafka topic; only the topic's own name if no stage reads it."""
         return self.topics.get(topic, (topic,))
 
     @property
@@ -114,7 +118,7 @@ class KeyFields:
         return tuple(dict.fromkeys((*(name for names in self.topics.values() for name in names), *self.sinks)))
 
     def rules(self, place: str) -> tuple[Rule, ...]:
-        """Return the rules for records of a topic or channel as declared, without those that are unclear."""
+        """Return the rules for records of a topic or channel, without rules of an unclear key."""
         if place not in self._rules:
             self._rules[place] = tuple(rule for rule, _ in self._rules_and_unclear(place) if rule is not None)
         return self._rules[place]
@@ -124,7 +128,7 @@ class KeyFields:
         return tuple(column for _, column in self._rules_and_unclear(place) if column)
 
     def check_clear(self, app: str, inputs: Iterable[str]) -> None:
-        """Raise `Refused` if one of these topics and channels, which has stored records, is unclear."""
+        """Raise `Refused` if one of these topics and channels, all of which have stored records, is unclear."""
         for place in inputs:
             for column in self.unclear(place):
                 table = column.partition(".")[0]
@@ -137,9 +141,10 @@ class KeyFields:
                 )
 
     def _rules_and_unclear(self, place: str) -> Iterator[tuple[Rule | None, str]]:
-        """Yield the rule for each table, and its unclear column if any.
+        """Yield, for each table, its rule for a topic or channel, and a key column with unknown fields there.
 
-        The rule is None if a column of the key comes from another topic or channel.
+        The rule is None if a column of the key comes from another topic or channel. The column is empty if there is
+        none.
         """
         for stage, table in self.tables.items():
             head = self.heads[stage]
@@ -179,7 +184,7 @@ class KeyFields:
         )
 
     def _comparisons(self, way: Sequence[_Step], place: str, *, connected: bool) -> tuple[list[FieldComparison], bool]:
-        """Return the fields of a topic or channel that lead to a key column, and True if unknown ones may."""
+        """Return the fields of a topic or channel that lead to a key column, and True if unknown fields may, too."""
         steps_here = [step for step in way if step.place == place]
         of_row, comparisons = place in self.channels, list[FieldComparison]()
         for step in steps_here:
@@ -195,7 +200,10 @@ class KeyFields:
         return [*dict.fromkeys(comparisons)], opaque
 
     def _sibling_columns(self, channel: str, way: Sequence[_Step]) -> tuple[list[FieldComparison], bool]:
-        """Return the columns of a channel made from the same topic fields as a key, and True if unknown ones may be."""
+        """Return the columns of a channel that are made from the same fields of topics as a key, and a flag.
+
+        The flag is True if only unknown columns may be made from these fields.
+        """
         writer, comparisons, opaque = self.channels[channel], list[FieldComparison](), False
         columns: Mapping[str, Sequence[FieldSource] | None] = self.heads[writer].lineage.get(channel) or {"": None}
         for column, sources in columns.items():
@@ -208,7 +216,7 @@ class KeyFields:
         return comparisons, opaque and not comparisons
 
     def _fields_upstream(self, stage: str, sources: Sequence[FieldSource] | None) -> list[_Step]:
-        """Return all fields from which a stage's column is made, those of its own inputs first."""
+        """Return all upstream fields from which a stage's column is made; the fields of its own inputs come first."""
         steps: dict[_Step, None] = {}
         waiting: list[tuple[str, Sequence[FieldSource] | None, tuple[str, ...]]] = [(stage, sources, ())]
         for at, own, by in waiting:
@@ -228,7 +236,7 @@ class KeyFields:
         return [*steps]
 
     def _sources_of(self, writer: str, source: FieldSource) -> Sequence[FieldSource] | None:
-        """Return the sources of a channel's field; None if they are unknown."""
+        """Return the fields from which a channel's field is made; None if they are unknown."""
         if not source.field:
             return None
         where = Field.of(source.field, of_row=True)
@@ -240,7 +248,7 @@ class KeyFields:
         )
 
     def _upstream(self, stage: str) -> set[str]:
-        """Return all topics and channels through which a stage's rows come."""
+        """Return all topics and channels from which a stage's rows come, directly or through other stages."""
         names, waiting = set[str](), [stage]
         for at in waiting:
             for name, read in _inputs(self.heads[at]).items():
@@ -257,12 +265,15 @@ class KeyFields:
 
 
 def _inputs(head: Manifest) -> Mapping[str, Input]:
-    """Return the inputs of a stage, including those that it stopped reading."""
+    """Return the inputs of a stage, including inputs that it stopped reading."""
     return {**head.stopped, **head.inputs}
 
 
 def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
-    """Return the comparison of a column made from the same field as a key, with the functions applied to each."""
+    """Return the comparison of a channel's column with a key that is made from the same field.
+
+    `to_key` and `to_column` are the functions that are applied to the field for each.
+    """
     where, same = Field(column), min(len(to_key), len(to_column))
     differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()
     key, remaining = to_key[same:], to_column[same:]
@@ -273,7 +284,7 @@ def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) 
 
 
 def _nested_source(source: FieldSource, steps: Sequence[str]) -> FieldSource:
-    """Return the source of a nested field; unknown if functions lie between."""
+    """Return the source of a nested field; unknown if a function is applied in between."""
     if not source.field or source.by:
         return FieldSource(source.input)
     place = Field.of(source.field)

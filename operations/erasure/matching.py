@@ -1,8 +1,8 @@
-"""Finds records that hold keys: those in which a field that leads to the key's column equals the key.
+"""Search for records that hold keys: records in which a field that leads to the key's column equals the key.
 
 Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
-fields that lead to each column of one table's key. A record holds a key of several columns if it holds each of its
-values; it holds null if no field has a value.
+fields that lead to each column of one table's key. A record holds a key of several columns if it holds the value of
+each column; it holds null if no field has a value.
 
 Binary fields are parsed: JSON, Arrow, and formats that a `Formats` decodes by their schema. Records that cannot be
 parsed are counted as undecided, unless they hold a key in another field. Most records hold none: those that contain no
@@ -39,9 +39,9 @@ from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-"""Text of a number that may be written in another way."""
+"""Pattern of a number that may also be written in another way."""
 _FEW = 100
-"""Maximum number of keys that are searched as bytes before parsing."""
+"""Maximum number of keys for a search of their bytes before parsing."""
 _ARROW = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream; no text begins with them."""
 _MAGIC = b"\x00"
@@ -49,30 +49,32 @@ _MAGIC = b"\x00"
 
 
 class Formats(Protocol):
-    """Decodes messages by their schemas; implemented in `pipeline`."""
+    """Decoder of messages by their schemas; implemented in `pipeline`."""
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Decode messages of a `FieldSource.format`: returns values with their positions, and errors by position.
+        """Decode messages of the format `how`: returns values with their positions, and errors by position.
 
-        Raises `SlackwaterError` if none can be decoded, for example while a registry is unavailable.
+        `how` is a value of `FieldSource.format`.
+
+        Raises `SlackwaterError` if no message can be decoded, for example while a registry is unavailable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FieldComparison:
-    """A field whose values lead to a column of a key."""
+    """Comparison of a field with a column of a key to which the field's values lead."""
 
     field: Field
     text: str
-    """The field as users write it."""
+    """Field in the form in which users write it."""
     format: str = ""
-    """The format of its messages, as in `FieldSource.format`."""
+    """Format of the topic's messages: a value of `FieldSource.format`."""
     by: tuple[str, ...] = ()
-    """Functions that convert the field's value to the column's."""
+    """Functions that turn the field's value into the column's."""
     of_key: tuple[str, ...] = ()
-    """Functions that convert the column's value to the field's."""
+    """Functions to apply to the column's value before the comparison."""
     unknown: str = ""
-    """A function between both that cannot be computed here; empty if there is none."""
+    """Function between field and column that cannot be computed here; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Rule:
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each column of the key; empty for a column with the same value in all records."""
+    """Fields for each column of the key; empty for a column that has the same value for all records."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class KeyRows:
 
     rows: pa.Table
     complete: bool = False
-    """True if the user has listed all spellings from which the program makes these keys."""
+    """True if the user has listed all spellings that the program turns into these keys."""
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
@@ -99,11 +101,14 @@ class KeyRows:
 
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
-        """The keys, as tuples of the numbers of their values."""
+        """Keys as tuples, each with the numbers of its values in `columns`."""
         return frozenset(zip(*(column.of_keys for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings of which a record with a key contains at least one, unless escaped; None if unknown."""
+        """Return byte strings of which every record with a key contains at least one; None if unknown.
+
+        A record that escapes characters may hold a key without such a string.
+        """
         if any(
             comparison.by or comparison.of_key or comparison.unknown
             for comparisons in rule.columns
@@ -130,7 +135,7 @@ class Matches:
 
 @dataclass
 class _Parsed:
-    """Parsed values of a column: JSON documents by record, and structs with the record of each."""
+    """Parsed values of a column: JSON documents with their record numbers, and structs with those of their rows."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
     structs: list[tuple[pa.Array, Rows]] = field(default_factory=list)
@@ -138,13 +143,13 @@ class _Parsed:
 
 @dataclass
 class _Documents:
-    """Parsed values of some records, each parsed once."""
+    """Parsed values of some records; each value is parsed once."""
 
     rows: pa.Table
     formats: Formats | None
     needles: str | None
     unread: dict[int, str] = field(default_factory=dict)
-    """Why a record cannot be decided, by record."""
+    """Reason why a record cannot be decided, by record number."""
     _known: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
 
     def of(self, comparison: FieldComparison) -> Iterator[Leaves | tuple[int, Any]]:
@@ -199,7 +204,7 @@ class _Documents:
         return read
 
     def _candidates(self, data: pa.Array) -> Mask:
-        """Return a mask of the values that may hold a key: those with one of the needles or an escape."""
+        """Return a mask of the values that may hold a key, because they contain a needle or an escape."""
         if self.needles is None:
             return np.ones(len(data), np.bool_)
         return np.asarray(pc.match_substring_regex(data, self.needles))
@@ -325,7 +330,7 @@ def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mas
 def _values_in(
     documents: _Documents, comparison: FieldComparison, column: KeyColumn
 ) -> Iterator[tuple[Rows | list[int], list[tuple[int, set[int]]]]]:
-    """Yield records with a value in a field, and those whose value equals a key's, with the key's number."""
+    """Yield records with a value in a field, and the records and key numbers of values that equal a key's value."""
     converted = column.made_by(comparison.of_key)
     originals: dict[int, set[int]] = {}
     for code, original in zip(converted.of_keys, column.of_keys, strict=True):
@@ -374,7 +379,7 @@ def _all(row: int, sent: pa.Table) -> Rows:
 
 
 def message_rows(value: bytes) -> pa.Table | None:
-    """Return the rows of a message between stages; None if the bytes are something else."""
+    """Return the rows of a message of a repartition topic; None if the bytes are not such a message."""
     if not value.startswith(_ARROW):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Lists what an erasure does not reach: topics, which expire by retention, and data that left the store."""
+"""List of data that an erasure does not reach: topics, which expire by retention, and data that left the store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class OutOfReach:
 
 
 def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[OutOfReach, ...]:
-    """Return data of an app and its clones that an erasure does not reach, by app, without duplicates."""
+    """Return data of an app and its clones that an erasure does not reach, without duplicates."""
     unreached: dict[tuple[str, str], OutOfReach] = {}
     for member in members:
         for _, head in member.copies:
@@ -79,7 +79,7 @@ def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
 
 
 def _deep_clones(member: Member) -> Iterator[str]:
-    """Yield apps of the same root that were cloned from the app without sharing files, so they keep the key."""
+    """Yield apps in the same root that were cloned from the app without sharing files, and may still hold the key."""
     for name in apps.list_apps(member.store):
         info = apps.find_app(member.store, name)
         origin = info.origin if info is not None else None

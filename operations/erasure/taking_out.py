@@ -1,4 +1,4 @@
-"""Rewrites objects that hold keys, and records the replacements in the indexes of all apps and the newest versions."""
+"""Rewriting of objects that hold keys, and records of the replacements in all apps' indexes and newest versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,17 +31,17 @@ class Rewriting:
     """The objects rewritten so far, for all apps that share them."""
 
     made: dict[str, Sst | None] = field(default_factory=dict)
-    """The replacement of an SST by its object name, with the URL of its root; None if no row remains."""
+    """Replacements by the object name of the SST, each with the URL of its root; None if no row remains."""
     taken: dict[str, Taken] = field(default_factory=dict)
-    """The removed rows, by object."""
+    """Number of removed rows, by object."""
 
     def learn(self, search: Search, index: ForgottenIndex) -> None:
-        """Adopt the replacements in an app's index, so that apps that share SSTs share the new ones."""
+        """Adopt the replacements in an app's index, so that apps that share an SST also share its replacement."""
         for name, sst in index.ssts.items():
             self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
     def change(self, search: Search, item: NamedSst) -> Iterator[tuple[str, Sst | None]]:
-        """Yield the replacement of an app's SST if it holds a key; puts the new SST."""
+        """Put and yield the replacement of an app's SST if the SST holds a key."""
         store = search.member.store
         root = store.at(item.sst.root).url
         now = self.made.get(item.sst.object, item.sst)
@@ -69,7 +69,7 @@ class Rewriting:
         return rewritten
 
     def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
-        """Yield the replacements of the app's in-flight records that hold a key; puts the remaining records."""
+        """Put the remaining records of objects with in-flight records that hold a key, and yield the replacements."""
         for key, channel, rows, matches in search.captured():
             remaining = rows.filter(pa.array(~matches.mask))
             partitions = rows["_partition"].to_numpy()
@@ -88,18 +88,18 @@ class Rewriting:
 
 @dataclass
 class Work:
-    """The state of one call."""
+    """State of one call of `forget`."""
 
     asked: KeysAsked
     searches: tuple[Search, ...]
-    """One search for each app; source apps come before their clones."""
+    """One search for each app; an app comes before its clones."""
     by: str
     now_ms: Callable[[], int]
     on_progress: Progress
     rewriting: Rewriting = field(default_factory=Rewriting)
 
     def note_taken(self) -> None:
-        """Record in the note what is removed, so that a call that resumes this one can report all of it."""
+        """Add what is removed to the note of the erasure, so that a call that resumes this one can report all of it."""
         me = self.searches[0].member
         forgotten.note_taken(me.store, me.app, self.rewriting.taken)
 
@@ -141,7 +141,10 @@ def take_out_archived(work: Work, search: Search) -> bool:
 def _publish(
     work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, RecordsLeft], *, anyhow: bool = False
 ) -> None:
-    """Record the replacements of these objects in an app's index, if there are any."""
+    """Record the replacements of SSTs and in-flight records in an app's index, if there are any.
+
+    With `anyhow`, write an index even if there are none.
+    """
     if not (ssts or records or anyhow):
         return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
@@ -166,8 +169,8 @@ def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]]
 def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
     """Commit a version of kind `forget` for each affected stage; yields app, stage and version.
 
-    Batches that were computed on older rows cannot be committed after it. Raises the errors of `amend`, and of reading
-    SSTs.
+    A batch that was computed on older rows cannot be committed after that version. Raises the errors of `amend`, and of
+    reading SSTs.
     """
     store, app = search.member.store, search.member.app
     note = forgotten.under_way(store, app)
@@ -195,13 +198,13 @@ class _Version:
     search: Search
     stage: str
     after: int
-    """Versions up to this one were searched."""
+    """Newest version that was searched."""
     index: ForgottenIndex = field(init=False)
     waiting: int = 0
     """Number of rejected records that wait to be retried."""
 
     def requires(self, head: Manifest) -> bool:
-        """Search versions committed since, and return True if the head does not have the newest index yet."""
+        """Search the versions committed since, and return True if `head` does not have the newest index yet."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
         for item in self.search.named(self.stage, self.after):
@@ -216,7 +219,7 @@ class _Version:
         return True
 
     def update(self, draft: Manifest) -> Manifest:
-        """Return the draft with the current SSTs."""
+        """Return the draft with the replacements of its SSTs."""
         updated = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
         if self.search.is_copy(self.stage) or REJECTED not in updated.side_tables:
             return updated
@@ -234,7 +237,7 @@ def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
 
 
 def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
-    """Delete replaced objects, here and in this machine's cache, and objects that hold a key and that nothing names."""
+    """Delete replaced objects from the store and this machine's cache, and objects with a key that nothing names."""
     deleted, remaining = 0, list[Held]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
@@ -261,7 +264,10 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
 
 
 def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
-    """Return when, by the storage's clock, a stage got its newest version of kind `forget`; 0 for never."""
+    """Return when a stage's newest version of kind `forget` was written, by the storage's clock; 0 if it has none.
+
+    For a retired stage, the result is the largest integer.
+    """
     head = history.head(store, app, stage)
     if head is not None and head.retired:
         return sys.maxsize  # no new version can name an SST

@@ -1,4 +1,4 @@
-"""Masks keys in texts that users wrote: statements and messages of edits, entries of the log of operations.
+"""Masks for keys in texts that users wrote: statements and messages of edits, entries of the log of operations.
 
 A key is masked as an SQL literal that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a number that is compared with
 the key's column. As a word in a sentence it is masked if it has at least three characters: shorter words occur in too
@@ -13,9 +13,9 @@ from functools import cached_property
 from .matching import KeyRows
 
 MASK = "(forgotten)"
-"""Replaces a key."""
+"""Text that replaces a key."""
 _SHORTEST = 3
-"""Minimum length of a word that is masked as a key."""
+"""Minimum length of words that are masked as a key."""
 _LITERAL = re.compile(r"'((?:[^']|'')*)'|\"((?:[^\"]|\"\")*)\"")
 _TOKEN = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
@@ -23,7 +23,7 @@ _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Texts:
-    """The keys of all tables, in the forms in which they occur in texts."""
+    """Keys of all tables, in the forms in which texts contain them."""
 
     keys: Mapping[str, KeyRows]
 
@@ -79,6 +79,6 @@ class Texts:
         return _LISTS.sub(mask, compared.sub(mask, text))
 
     def _in(self, text: str) -> Iterator[str]:
-        """Yield the words of keys that occur in a text, longest first."""
+        """Yield the words that are keys and occur in a text, longest first."""
         some = (word for word in self._words if len(word) >= _SHORTEST and word in text)
         return iter(sorted(some, key=len, reverse=True))

@@ -1,7 +1,7 @@
-"""Compares values of a key with values of fields, by the type of the key's column.
+"""Comparison of a key's values with values of fields, by the type of the key's column.
 
-- Text equals the same text. A number or boolean of a field equals text as it is written there, or as Spark casts it: 42
-  equals "42", and 42.0 does not.
+- Text equals the same text. A number or boolean of a field equals the text that Spark's cast makes of it, or the text
+  in which the field has it: 42 equals "42", and 42.0 does not.
 - A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
   equals the four or eight bytes of Kafka's serialisers.
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
@@ -33,7 +33,7 @@ Token = tuple[str, Any]
 NULL = -1
 _DAY_US = 86_400_000_000
 _FAR = 10**19
-"""Seconds; beyond the range of timestamps."""
+"""Limit in seconds, beyond the range of timestamps."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
@@ -42,7 +42,7 @@ FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "ltrim": lambda text: text.lstrip(" "),
     "rtrim": lambda text: text.rstrip(" "),
 }
-"""SQL functions of text that are computed here."""
+"""SQL functions of text that this module can compute."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class KeyColumn:
 
     @cached_property
     def of_keys(self) -> tuple[int, ...]:
-        """The number of each key's value; `NULL` for null, and a lower one for values that cannot be compared."""
+        """Number of each key's value; `NULL` for null, and a lower number for values that cannot be compared."""
         codes = (NULL if token is None else self.codes[token] for token in self._tokens)
         if self.kind:
             return tuple(codes)
@@ -84,14 +84,14 @@ class KeyColumn:
         return tuple(value for kind, value in self.codes if kind == "text")
 
     def made_by(self, functions: Sequence[str]) -> "KeyColumn":
-        """Return the column with these functions applied to each text value."""
+        """Return the column with these functions applied to each value; unchanged unless the values are text."""
         if self.kind != "text" or not functions:
             return self
         converted = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
         return KeyColumn(pa.array(converted, self.values.type))
 
     def codes_of(self, values: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
-        """Return the number of each field value that equals a key's, else -1. `values` has no nulls."""
+        """Return, for each field value, the number of the equal key value, else -1. `values` has no nulls."""
         if self.kind == "text" and not functions and is_text(values.type):
             # Compared as bytes: Spark's strings may be invalid UTF-8.
             texts = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
@@ -103,7 +103,7 @@ class KeyColumn:
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code(self, value: Any, functions: Sequence[str] = ()) -> int:
-        """Return the number of the key value that equals a field's value, -1 if none."""
+        """Return the number of the key value that equals a field's value, else -1."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code(_applied(text, functions)) for text in texts), default=-1)
@@ -132,7 +132,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
-    """Yield the token by which each value is compared."""
+    """Yield a token for each value: values are equal if their tokens are."""
     if kind == "time":
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
     if kind == "date":
@@ -149,7 +149,7 @@ def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
 
 
 def _plain(values: pa.Array) -> Iterator[Any]:
-    """Yield Arrow values as Python values; times as wrapped microseconds, of any year."""
+    """Yield Arrow values as Python values; times become wrapped microseconds, which may be of any year."""
     if pa.types.is_timestamp(values.type):
         yield from (
             _Time(number) for number in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist()
@@ -166,7 +166,7 @@ class _Time:
 
 
 def _candidates(value: Any, kind: str) -> Iterator[Token]:
-    """Yield the tokens that a field's value may equal in a key column of this kind."""
+    """Yield the tokens of all key values, in a column of this kind, that a field's value would equal."""
     match kind:
         case "text":
             yield from ((kind, text) for text in _texts(value))
@@ -248,7 +248,7 @@ def _numbers(value: Any, kind: str) -> Iterator[Any]:
 
 
 def _times(value: Any) -> Iterator[int]:
-    """Yield microseconds since 1970."""
+    """Yield the times that a value may mean, in microseconds since 1970."""
     if isinstance(value, _Time):
         yield value.us
         return

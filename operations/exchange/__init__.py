@@ -1,1 +1,1 @@
-"""Import and export: first versions from rows that DuckDB reads; exports as Parquet folders and Iceberg tables."""
+"""Import and export: first versions from rows that DuckDB reads; exports to Parquet folders and Iceberg tables."""

@@ -2,10 +2,6 @@
 
 The SSTs of the moment are merged to the newest row of each key, as a compaction does; the app is not changed. The
 document is written last, and the folder gets its final name when all files are complete.
-
-The document is `export.json`; `docs/leaving.md` describes each field. Values that a store also holds have the same form
-as in the store, so that an export loses nothing: a stage is its manifest without the SSTs, whose rows are in the files
-of `tables`.
 """
 
 from __future__ import annotations
@@ -42,11 +38,11 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FolderWritten:
-    """A folder that was exported."""
+    """Result of an export to a folder."""
 
     path: Path
     export: Export
-    """The folder's document."""
+    """Document of the folder."""
 
     @property
     def bytes(self) -> int:
@@ -73,8 +69,8 @@ def export_folder(
     a folder beside `path` whose name begins with a dot; the next call removes that folder.
 
     Raises `NotFound` (the moment was garbage collected meanwhile), `Refused` (the folder exists or cannot be written,
-    or records in flight are gone), `Usage` (raised by `reader`), `Corruption` (an object differs from what its manifest
-    states) and `Unavailable`.
+    or records in flight no longer exist), `Usage` (raised by `reader`), `Corruption` (an object differs from what its
+    manifest states) and `Unavailable`.
     """
     if wrong := violations(cut.stages):
         raise Refused(f"{ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
@@ -186,7 +182,7 @@ DOCUMENT = "export.json"
 
 
 class File(Struct, frozen=True):
-    """One Parquet file of the folder."""
+    """Parquet file of the folder."""
 
     path: str
     """Path within the folder, such as `tables/NAME/part-00000.parquet`."""
@@ -196,16 +192,16 @@ class File(Struct, frozen=True):
 
 
 class ExportedTable(Struct, frozen=True):
-    """One exported table: a stage's own or a side table."""
+    """Exported table: a stage's own or a side table."""
 
     stage: limits.Name
-    """The stage whose version has the table."""
+    """Stage that the table belongs to."""
     key: tuple[limits.ColumnName, ...]
     columns: dict[limits.ColumnName, limits.TypeName]
-    """The columns that users see: Arrow types by name."""
+    """Arrow types of the columns that users see, by name."""
     rows: limits.Count
     files: tuple[File, ...]
-    """At least one: a table without rows has one file without rows."""
+    """Files of the table, at least one: a table without rows has one file without rows."""
 
     @property
     def bytes(self) -> int:
@@ -223,9 +219,9 @@ class ExportedChannel(Struct, frozen=True):
     channel: limits.Name
     sender: limits.Name
     receiver: limits.NameOrNone
-    """The stage that has not consumed the records; empty if no stage has read the channel yet."""
+    """Stage that has not consumed the records; empty if no stage has read the channel yet."""
     after: limits.Seq
-    """The sender's versions `after` + 1 to `up_to` sent the records."""
+    """Version of the sender, whose versions `after` + 1 to `up_to` sent the records."""
     up_to: limits.Seq
     counts: limits.Counts
     """Number of records by Kafka partition."""
@@ -235,22 +231,22 @@ class ExportedChannel(Struct, frozen=True):
 
 
 class Export(Struct, frozen=True):
-    """The document of an app that was exported at a moment."""
+    """Document of an app that was exported at a moment."""
 
     app: limits.Name
     ref: limits.Line
-    """The ref as the user typed it."""
+    """Ref of the moment, as the user typed it."""
     time_ms: limits.TimeMs
     """Commit time of the newest version, milliseconds since 1970 UTC."""
     exported_ms: limits.TimeMs
     by: limits.Line
     """user@host of the caller."""
     stages: dict[limits.Name, Manifest]
-    """The version of each stage: offsets by topic and partition, declared tables, watermarks and the rest."""
+    """Version of each stage: offsets by topic and partition, declared tables, watermarks and so on."""
     tables: dict[limits.Name, ExportedTable]
     in_flight: tuple[ExportedChannel, ...] = ()
     starts: dict[limits.Topic, limits.Offsets] = {}
-    """Offsets by user topic at which stages without versions begin to read, if `init` set them."""
+    """Offsets by user's topic at which stages without versions begin to read, if `init` set them."""
 
     @property
     def files(self) -> Iterator[File]:
@@ -262,7 +258,7 @@ class Export(Struct, frozen=True):
 
 
 def of_stage(manifest: Manifest, clock_ms: int) -> Manifest:
-    """Return a stage's version as the document stores it. Rows expired at `clock_ms` are in none of its tables."""
+    """Return a stage's version in the form of the document, whose tables lack rows that expired at `clock_ms`."""
     # Running snapshots and request totals belong to the source app.
     exported = replace(without_snapshots(carried(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms))
     return without_ssts(exported)

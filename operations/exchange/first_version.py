@@ -1,4 +1,4 @@
-"""First version of a stage whose rows come from elsewhere: all of the manifest except the rows."""
+"""First version of a stage whose rows come from outside the app: the complete manifest except the rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from .initialise import begun_elsewhere, check_free
 
 _PATIENCE_S = 60.0
-"""Maximum wait for the broker."""
+"""Seconds to wait for the broker."""
 _CONF = {
     "spark.ui.enabled": "false",
     # This JVM runs for seconds, without a job: optimised compilation does not pay off.
@@ -41,18 +41,18 @@ _CONF = {
 
 @dataclass(frozen=True, slots=True)
 class FirstVersion:
-    """A stage's first version before its commit."""
+    """First version of a stage before its commit."""
 
     manifest: Manifest
     """Manifest of kind "init", without rows and outputs."""
     info: AppInfo
-    """The app's identity: the stored one, or a new one with the requested offsets."""
+    """Identity of the app: the stored one, or a new one with the requested offsets."""
     others: tuple[str, ...]
-    """The app's other stages. They begin empty, at the offsets that the program declares."""
+    """Other stages of the app, which begin empty, at the offsets that the program declares."""
     channels: Callable[[], dict[str, Output]]
-    """Creates missing channels that the stage reads and writes; returns the outputs. Raises `Refused`."""
+    """Function that creates missing channels that the stage reads or writes; returns the outputs. Raises `Refused`."""
     shape: Shape
-    """The stage's schemas."""
+    """Schemas of the stage."""
 
 
 def first_version_of(
@@ -177,7 +177,7 @@ def _with_table(program: App, stage: str) -> Stage:
 
 
 def check_takes_rows(stage: str, kind: Kind) -> None:
-    """Check that a table may begin with rows from elsewhere. Raises `Refused` if its kind has waiting rows."""
+    """Check that a stage's table may begin with imported rows. Raises `Refused` if its kind has waiting rows."""
     if kind.waiting:
         raise Refused(
             f"cannot load rows into {stage}: its table holds {kind.waiting}, which only the stage can compute",

@@ -1,4 +1,4 @@
-"""Commit of a stage's first table from rows that come from elsewhere.
+"""Commit of a stage's first table from imported rows.
 
 The SSTs are put first, then one commit names them in version 1. A call that is killed before the commit can be
 repeated; garbage collection deletes the SSTs of the first call. A call that is repeated after the commit compares its
@@ -38,7 +38,7 @@ from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 
 MEMORY = "512 MiB"
-"""DuckDB's memory limit for sorting; larger inputs are sorted on disk."""
+"""Memory limit of DuckDB for sorting; larger inputs are sorted on disk."""
 
 _BATCH_ROWS = 1 << 17
 
@@ -46,10 +46,11 @@ _BATCH_ROWS = 1 << 17
 def by_hash(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows sorted by the `_hash` of their key, which is the first column. Equal hashes have no order.
+    """Yield the rows sorted by the `_hash` of their key, which is added as first column. Equal hashes have no order.
 
-    Reads all rows before the first is yielded. `on_read` gets the rows and bytes of each batch. Sorting beyond `MEMORY`
-    uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any error of `rows`.
+    Reads all rows before the first is yielded. `on_read` gets the number of rows and bytes of each batch. Sorting
+    beyond `MEMORY` uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any
+    error of `rows`.
     """
     hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
     failure: BaseException | None = None
@@ -90,7 +91,8 @@ def slots_of(table: Table, num_bytes: int) -> int:
 def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
     """Split rows that are sorted by hash at the slots' boundaries; yield slot, number of slots and rows.
 
-    Slots without rows are left out. `slots_when_read` is called at the first row, when all input was read.
+    Slots without rows are left out. `slots_when_read` is called at the first row, when all input has been read, and
+    returns the number of slots.
     """
     slots, current = 0, -1
     pending: list[pa.RecordBatch] = []
@@ -110,9 +112,9 @@ def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) 
 
 _SEQ = 1
 _LEVEL = 1
-"""Level of one sorted run; SSTs of level 0 would have to be merged."""
+"""Level of the SSTs: that of a sorted run, because SSTs of level 0 would have to be merged."""
 _MOST_WORKERS = 4
-"""Each worker holds the rows of an SST in memory twice."""
+"""Maximum number of workers: each holds the rows of an SST in memory twice."""
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class Loaded:
     read: int = 0
     """Rows read; all rows are read before the first SST is written."""
     rows: int = 0
-    """Rows of the written SSTs."""
+    """Number of rows in the written SSTs."""
     ssts: list[Sst] = field(default_factory=list)
     """The written SSTs; sorted by hash when loading is complete."""
     latest_ms: int | None = None
@@ -153,8 +155,9 @@ class _Written:
 class Loading:
     """Writes rows as SSTs of the first version of the app and stage in `names`.
 
-    Deterministic except for the SSTs' names. Memory: a few SSTs, and `MEMORY` for sorting. One put for each SST; none
-    if `store` is None. A time to live counts from `clock_ms`. `on_progress` is called after each batch and each SST.
+    Deterministic except for the SSTs' names. Memory: a few SSTs, and `MEMORY` for sorting. One put for each SST, or
+    none if `store` is None. Rows with a time to live expire by a time counted from `clock_ms`. `on_progress` is called
+    after each batch and each SST.
     """
 
     store: ObjectStore | None
@@ -176,7 +179,7 @@ class Loading:
         """Read, sort and write all rows.
 
         Raises `Refused` if the source cannot be read or does not fit the table, a key is null, or a key has several
-        rows; `SlackwaterError` if the disk is too small to sort. SSTs that were put are deleted on errors.
+        rows; `SlackwaterError` if the disk is too small to sort. After an error, SSTs that were put are deleted.
         """
         try:
             with reading(source) as batches:
@@ -208,7 +211,7 @@ class Loading:
         self.on_progress(self.done)
 
     def _write(self, slot: int, slots: int, rows: pa.Table) -> _Written:
-        """Write one SST with the rows of a slot, unless keys are repeated in it or in an earlier slot."""
+        """Write one SST with the rows of a slot, unless this or an earlier slot has a repeated key."""
         rows = normalise_keys(rows, self.key)
         keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
@@ -244,7 +247,7 @@ class Loading:
 
 
 Channels = Callable[[], Mapping[str, Output]]
-"""Creates missing channels that the stage writes, and returns their ends."""
+"""Function that creates missing channels that the stage writes, and returns their ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +267,9 @@ class Initialised:
     already: bool
     """True if an earlier call committed the same rows."""
     others: tuple[str, ...] = ()
-    """The app's other stages, which begin empty."""
+    """Other stages of the app, which begin empty."""
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """First offsets of the other stages, by topic; missing topics begin as the program declares."""
+    """First offsets of the other stages, by topic; a topic that is not listed begins as the program declares."""
 
 
 def initialise(
@@ -282,8 +285,8 @@ def initialise(
     """Commit rows as the first version of a stage's table. Creates the app if missing; other stages do not change.
 
     `first` is the version without rows, time and outputs: kind "init", version 1. `info` is the app's identity, written
-    if the app is missing; None for one without offsets. `channels` is called when all rows are written. With `dry_run`,
-    everything is checked and nothing is written.
+    if the app is missing; None for an app without offsets. `channels` is called when all rows are written. With
+    `dry_run`, everything is checked and nothing is written.
 
     Raises `Refused` if the stage has other versions, the app is an unfinished clone or is being removed, or the rows do
     not fit the table (`Loading.load`); nothing is changed then. Raises `Unavailable`: repeating the call completes the
@@ -344,7 +347,7 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 def _existing_init(
     store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
-    """Return the result of an earlier init with the same rows. Costs as much as loading them, without the puts."""
+    """Return the result of an earlier init with the same rows. Takes as long as loading the rows, without the puts."""
     earlier = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
     if head.table != first.table or first.table is None:
         raise _has_versions(head.app, head.stage, f"{earlier}, whose table is not the one that the program declares")
@@ -372,7 +375,7 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
 
 
 def begun_elsewhere(info: AppInfo) -> Refused:
-    """Return the error for offsets that differ from those in the app's identity, which is written once."""
+    """Return the error for requested offsets that differ from those in the app's identity, which cannot change."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(
         f"app {info.name!r} already exists, with other start offsets: {starts}",

@@ -1,1 +1,4 @@
-"""Spark queries: following them (`attach`), converting them to stages (`adopt`), and reading their `checkpoint`."""
+"""Spark queries: following a running query (`attach`), converting a stopped query to a stage (`adopt`).
+
+`checkpoint` reads the queries' checkpoints.
+"""

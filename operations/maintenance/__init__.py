@@ -1,4 +1,4 @@
 """Maintenance outside of runners: compaction, protection and removal of apps, filling of archives, tokens.
 
-Each change is committed by compare-and-swap, as the versions of runners are.
+Each change is committed by compare-and-swap, like versions that runners commit.
 """

@@ -1,7 +1,7 @@
 """`slackwater archive APP --from REF`: archives records that the app has read since a moment, if Kafka has them.
 
 Records are added by version, so that each object states when its records were read, and only records that a committed
-version has read are archived. An interrupted call is resumed by the same command: the index lists what is archived.
+version has read are archived. An interrupted call is resumed by the same command: the index lists the archived records.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,20 +25,20 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 
 _AT_ONCE = 200_000
-"""Minimum number of offsets read for one object, if there are that many."""
+"""Number of offsets at which a group is complete and fills an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFilled:
-    """Records that were added to the archive of a topic, or would be in a dry run."""
+    """Records that were added to the archive of a topic, or that would be added after a dry run."""
 
     topic: str
     offsets: int
-    """Offsets added; in a dry run, those that Kafka has and the archive lacks."""
+    """Number of offsets added; in a dry run, of those that Kafka has and the archive lacks."""
     records: int
-    """Records at these offsets; 0 in a dry run, which reads none."""
+    """Number of records at these offsets; 0 in a dry run, which reads no records."""
     gone: tuple[str, ...]
-    """Offsets that were read since the moment and that neither Kafka nor the archive has, each as `[0]@10..20`."""
+    """Offsets read since the moment that neither Kafka nor the archive has, as ranges such as `[0]@10..20`."""
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class _ReadTopic:
     """Offsets of one topic that were read since a moment."""
 
     read: list[tuple[int, Extents]] = field(default_factory=list)
-    """The time of each commit, and the offsets that it read."""
+    """Commit times, each with the offsets that the commit read."""
 
 
 _ByTopic = dict[tuple[str, str], _ReadTopic]
-"""By topic and its id, empty if unknown."""
+"""Reads by topic and topic id; the id is empty if unknown."""
 
 
 def fill(
@@ -63,9 +63,10 @@ def fill(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> tuple[TopicFilled, ...]:
-    """Add what an app has read since a moment to its archives; `since` None means the beginning of its history.
+    """Add the records that an app has read since a moment to its archives.
 
-    Creates the archive of a topic that has none. Raises the errors of `StoredApp.archive`, and `Corruption`.
+    With `since` None, the beginning of the app's history counts. Creates the archive of a topic that has none. Raises
+    the errors of `StoredApp.archive`, and `Corruption`.
     """
     check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
@@ -85,7 +86,7 @@ def fill(
 
 
 def _since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ByTopic) -> None:
-    """Collect what a stage read in each version after `start`, as far back as its history goes."""
+    """Add to `reads` what a stage read in each version after `start`, as far back as its history exists."""
     later = head
     for earlier in history.backwards(store, head):
         if earlier.version < later.version and later.traits.reads_records:
@@ -139,7 +140,7 @@ def _fill(
 
 
 def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
-    """Return the archive of the topic with this id, or an empty one."""
+    """Return the archive of the topic with this id; an empty archive if there is none."""
     last = index.topics(store, app).get(topic, 0)
     for number in range(last, 0, -1):
         head = index.newest(store, app, topic, number)
@@ -149,7 +150,7 @@ def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> Arch
 
 
 def _grouped(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tuple[int, Extents]]:
-    """Yield what versions read in groups of one day and a limited number of offsets; a group fills an object."""
+    """Yield the `remaining` offsets among those read, in groups of one day and a limited size, one for each object."""
     group: Extents = ()
     last_ms = 0
     for read_ms, extents in read:
@@ -194,9 +195,10 @@ class ArchiveMerged:
 def merge_archives(
     store: ObjectStore, app: str, *, full: bool, by: str, dry_run: bool = False
 ) -> tuple[ArchiveMerged, ...]:
-    """Merge the objects of an app's archives that are due; with `full`, all objects of one day that are not large yet.
+    """Merge objects of an app's archives where a merge is due.
 
-    Returns only archives with a merge. Raises `Unavailable`: merges that were committed by then stay.
+    With `full`, all objects of one day that are below the target size are merged. Returns only archives with a merge.
+    Raises `Unavailable`; merges that were committed before the error are kept.
     """
     merged = []
     for head in index.all_of(store, app):

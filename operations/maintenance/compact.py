@@ -1,8 +1,8 @@
-"""Compacts the tables of an app outside of its runners, by versions of kind "compaction" between the batches.
+"""Compaction of an app's tables outside of its runners, by versions of kind "compaction" between the batches.
 
 Merges are picked from a stage's head, and committed with the head's own epoch. If a batch or a claim commits first
 (`store.versions.amend`), the results are applied to the new head; they are dropped only if they do not fit any more
-(`store.compaction.plan`). Such a version reads and writes no records: everything else is carried over unchanged.
+(`store.compaction.plan`). A compaction reads and writes no records: everything except SSTs is carried over unchanged.
 """
 
 import threading
@@ -31,30 +31,30 @@ from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
 _LAND_S = 10.0
-"""Interval at which finished merges are committed while others continue."""
+"""Interval in seconds at which finished merges are committed while others continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One compaction that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
+    """Compaction that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
 
     stage: str
-    """The table: its stage's name, or the name of a side table."""
+    """Name of the table: that of its stage, or of the side table."""
     partition: int
     inputs: int
     bytes: int
     levels: tuple[int, ...]
     level: int
     moves: bool
-    """True if the SSTs stay as they are and only their level changes."""
+    """True if only the level of the SSTs changes, and the SSTs are not rewritten."""
     drops_tombstones: bool
 
 
 def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
     """Return the merges that an app's policies call for; with `full`, those that make each state partition one run.
 
-    `stages` limits it to these stages; empty for all. A listing, and the requests of `history.head` for each; changes
-    nothing.
+    `stages` limits the merges to these stages; empty for all. Changes nothing. Makes a listing, and for each stage the
+    requests of `history.head`.
 
     Raises `NotFound` if the app or a stage does not exist, and `Refused` if one of `stages` has no table, or is
     retired.
@@ -77,7 +77,10 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
 
 
 def merged_last(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """Return the heads that are compactions: nothing was committed since. Requests and errors are those of `plan`."""
+    """Return the heads that are compactions, after which nothing was committed.
+
+    Makes the requests of `plan`, and raises its errors.
+    """
     return tuple(head for head in _tables_of(store, app, stages) if head.traits is COMPACTION)
 
 
@@ -99,7 +102,7 @@ def _tables_of(
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A committed version of kind "compaction". Inputs and outputs are SSTs."""
+    """Committed version of kind "compaction". Its inputs and outputs are SSTs."""
 
     app: str
     stage: str
@@ -117,7 +120,7 @@ class Compacted:
 
 @dataclass(slots=True)
 class StageCompactor:
-    """Compacts the tables of one stage; `head` is the newest version, or was it recently."""
+    """Compacts the tables of one stage; `head` is the stage's newest version, possibly outdated."""
 
     store: InitVar[ObjectStore]
     cache: SstCache
@@ -137,13 +140,13 @@ class StageCompactor:
         self._store = CountingStore(store)
 
     def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
-        """Merge until nothing is due, or `stop` is set; yields each version as it is committed.
+        """Merge until nothing is due, or `stop` is set; yields each version when it is committed.
 
-        One request if nothing is due and no version was committed since. With `full`, each state partition is merged
-        into one run, once, even if batches are committed meanwhile.
+        One request if nothing is due and no version was committed since the last call. With `full`, each state
+        partition is merged into one run, once, even if batches are committed meanwhile.
 
         Raises `NotFound` if the stage is gone, `Refused` if a merge would take too long, `CommitConflict` if other
-        writers kept winning the race for the next version, and `Unavailable`, after which the version may have been
+        writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
         todo: dict[str, set[int]] | None = None
@@ -251,7 +254,7 @@ class AppCompactor:
     cache: SstCache
     app: str
     wanted: tuple[str, ...] = ()
-    """Only the tables of these stages; empty for all."""
+    """Stages whose tables are compacted; empty for all."""
     _: KW_ONLY
     by: str
     threads: int
@@ -259,10 +262,10 @@ class AppCompactor:
     stop: threading.Event
     """If set, running merges are abandoned."""
     _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
-    """None for a stage without a table."""
+    """Compactors by stage; None for a stage without a table."""
 
     def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
-        """Merge until nothing is due, and log the versions as an operation. Raises the errors of `merge_due`."""
+        """Merge until nothing is due, and record it in the log of operations. Raises the errors of `merge_due`."""
         done = []
         for compacted in self.merge_due(full=full):
             done.append(compacted)
@@ -288,9 +291,10 @@ class AppCompactor:
         failed: Callable[[str, Exception], None],
         away: Callable[[Unavailable], None],
     ) -> None:
-        """Merge what becomes due until `stop`, checking every `every_s` seconds. First raises the errors of `plan`.
+        """Merge until `stop` is set, checking every `every_s` seconds what is due.
 
-        `away` is called if the store does not answer; the next check retries.
+        Raises the errors of `plan` at the first check. `away` is called if the store does not answer; the next check
+        retries.
         """
         plan(self.store, self.app, self.wanted)  # raises if a stage has no table to watch
         record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
@@ -305,12 +309,12 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until nothing is due, or everything with `full`; yields each version as it is committed.
+        """Merge until nothing is due, or everything with `full`; yields each version when it is committed.
 
-        May be called again. A listing, and a request for each stage, if nothing was committed since the last call.
-        `failed` receives each stage whose table could not be merged, and the error, and the other tables are merged;
-        without it, and if the store does not answer, the error is raised. Raises the errors of `plan` and
-        `StageCompactor.until_done`, with a note that names the table.
+        May be called again. Makes a listing and a request for each stage if nothing was committed since the last call.
+        If a table cannot be merged, `failed` receives its stage and the error, and the other tables are merged. The
+        error is raised instead if there is no `failed`, or if the store does not answer. Raises the errors of `plan`
+        and `StageCompactor.until_done`, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):

@@ -1,19 +1,15 @@
-"""Removes an app with all its objects, in an order that may be interrupted anywhere: the same call finishes it.
+"""Removal of an app with all its objects. The order lets a repeated call finish a removal interrupted at any point.
 
 1. Check that no clone needs the app (`take.remove`) and no runner holds it. Every stage gets a version that retires it:
    a runner that was not detected stops at its next commit.
-2. Wait until these versions are as old as the time for which a writer may commit without looking
-   (`store.versions.horizon`): a writer that wakes up later looks, finds that its history is gone, and stops.
-3. Write the note that the app is being removed. From now on, listing its stages or creating an app of its name is
-   refused. Check once more: a cut that was pinned before is seen now, and whoever pins one later sees the note. A
+2. Wait until these versions are as old as the time for which a writer may commit without checking for newer versions
+   (`store.versions.horizon`): a writer that resumes later checks, finds that its history is gone, and stops.
+3. Put the object that marks the app as being removed. From now on, listing its stages or creating an app of its name is
+   refused. Check once more: a cut that was pinned before is found now, and whoever pins one later finds the mark. A
    promotion that is prepared and not decided is rolled back.
-4. Delete its identity, then everything else, the newest versions last, and the note after them. A record of who removed
-   the app, and when, remains: the app's own log is deleted.
+4. Delete the app's identity, then everything else, the newest versions last, and the mark after them. A record of who
+   removed the app, and when, remains, because the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
-
-A protected app is removed only if its name is typed once more. A name is protected: the app that has the name, and the
-app in the folder of that name, which may have lost the name to a promotion. One note protects both, before and after
-the promotion.
 """
 
 import time
@@ -44,14 +40,14 @@ from ...store.versions.manifest import Manifest
 
 
 class Protection(Struct, frozen=True):
-    """The note that an app is protected."""
+    """Stored object that makes an app's name protected."""
 
     app: limits.Name
-    """The protected name."""
+    """Protected name."""
     by: limits.Line
     time_ms: limits.TimeMs
     message: limits.Line = ""
-    """The reason."""
+    """Reason for the protection."""
 
 
 def protection_of(store: ObjectStore, app: str) -> Protection | None:
@@ -66,9 +62,9 @@ def protection_of(store: ObjectStore, app: str) -> Protection | None:
 
 
 def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection:
-    """Protect the name of the app in this folder; returns the protection, which may exist already.
+    """Protect the name of the app in this folder; returns the protection, which may have existed already.
 
-    Raises `NotFound` if the app does not exist, and `Refused` if another one has that name.
+    Raises `NotFound` if the app does not exist, and `Refused` if another app has that name.
     """
     name = _name(store, app)
     protection = codec.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
@@ -119,24 +115,24 @@ def _name(store: ObjectStore, app: str) -> str:
 
 
 _BATCH = 1_000
-"""Objects that are deleted between two checks of the note."""
+"""Number of objects that are deleted between two checks that the app is still marked."""
 
 
 class Removal(Struct, frozen=True):
-    """The note that an app is being removed; afterwards, the record that it was."""
+    """Object that marks an app as being removed; afterwards, the record of its removal."""
 
     id: limits.Ulid
     app: limits.Name
     time_ms: limits.TimeMs
     by: limits.Line
     stages: dict[limits.Name, limits.Version]
-    """Its stages, and the newest version of each before the removal."""
+    """Stages of the app, with the newest version of each before the removal."""
     topics: tuple[limits.Topic, ...]
-    """Its repartition topics, and the internal ones of its sinks."""
+    """Repartition topics of the app, and the internal topics of its sinks."""
     message: limits.Line = ""
-    """The reason."""
+    """Reason for the removal."""
     source: limits.NameOrNone = ""
-    """For a clone with shared files: the app that it was cloned from, which has a snapshot for it; else empty."""
+    """App that a clone with shared files was cloned from, which has a snapshot for it; else empty."""
     source_root: limits.Line = ""
     snapshot: limits.NameOrNone = ""
 
@@ -155,7 +151,7 @@ class Contents:
     ssts: int
     snapshots: int
     objects: int
-    """All objects, including those counted above."""
+    """Number of all objects, including those that other fields count."""
     bytes: int
 
 
@@ -166,7 +162,7 @@ class Removed:
     removal: Removal
     contents: Contents
     already: bool
-    """True if the app was removed earlier; `removal` is the record of that."""
+    """True if the app was removed earlier, as `removal` records."""
 
 
 def remove_app(
@@ -186,13 +182,14 @@ def remove_app(
 
     An app that serves under another app's name since a promotion is never removed.
 
-    With `fence`, also if a runner holds it; the runner stops. With `force`, also if clones still use its files; the
-    clones are damaged then. `outside` removes its topics in Kafka; if it raises, the next call calls it again.
-    `on_wait` receives a line about what is waited for, and `pause` sleeps for a number of seconds.
+    With `fence`, an app that a runner holds is removed, too; the runner stops. With `force`, an app whose files clones
+    still use is removed, too; the clones are damaged then. `outside` removes the app's topics in Kafka; if it raises,
+    the next call calls it again. `on_wait` receives a line about what is waited for, and `pause` sleeps for a number of
+    seconds.
 
-    Raises `NotFound` if the app does not exist and no removal is recorded, `Refused` if a clone needs it or may need
-    it, a runner holds it, or it serves under another app's name (nothing was deleted then), and `Unavailable`: the same
-    call continues.
+    Raises `NotFound` if the app does not exist and no removal is recorded. Raises `Refused`, with nothing deleted, if a
+    clone needs the app or may need it, a runner holds it, or it serves under another app's name. After `Unavailable`,
+    the same call continues.
     """
     keys.check_name("app", app)
     check_nameless(store, app)
@@ -319,7 +316,7 @@ def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = l
 def _make_note(
     store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.Cloning | None, by: str
 ) -> Removal:
-    """Return the note that an app with these stages is being removed."""
+    """Return the object that marks an app with these stages as being removed."""
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
     topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
@@ -329,7 +326,7 @@ def _make_note(
 
 
 def check_nameless(store: ObjectStore, app: str) -> None:
-    """Raise `Refused` if the app in this folder serves under another app's name."""
+    """Raise `Refused` if the app in this folder has another app's name since a promotion."""
     if name := apps.name_of(store, app):
         raise Refused(
             f"cannot remove or recreate {app}: it serves as {name} since its promotion",
@@ -339,7 +336,7 @@ def check_nameless(store: ObjectStore, app: str) -> None:
 
 
 def removal_of(store: ObjectStore, app: str) -> Removal | None:
-    """Return the newest record of a removal of an app of this name; None if there is none. One request."""
+    """Return the newest record of the removal of an app with this name; None if there is none. One request."""
     return codec.find(store, keys.removed(app), Removal)
 
 
@@ -351,7 +348,7 @@ def _stages(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple
 
 
 def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, str, str]:
-    """Return the source of a clone, its root, and its snapshot for the clone; empty if nothing is shared."""
+    """Return a clone's source, the source's root, and its snapshot for the clone; empty if nothing is shared."""
     info = cloning.info if cloning is not None else apps.find_app(store, app)
     if info is None or info.origin is None:
         return "", "", ""
@@ -360,7 +357,7 @@ def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple
 
 
 def _release(store: ObjectStore, removal: Removal) -> None:
-    """Remove the snapshot that pinned the shared files of a clone, unless it is another clone's."""
+    """Remove the snapshot that pinned the shared files of a clone, unless it is that of another clone."""
     if not removal.snapshot:
         return
     source = store.at(removal.source_root)

@@ -1,4 +1,4 @@
-"""Tokens of a store: a token names apps, tables and verbs, and is stored as a hash."""
+"""Tokens of a store. A token names apps, tables and verbs; only a hash of its secret is stored."""
 
 import hashlib
 import secrets
@@ -18,11 +18,11 @@ from ...store.versions.codec import Notes
 from ...store.versions.side_tables import columns_of, may_have
 
 ALL = "*"
-"""Stands for any app or any table."""
+"""Entry that stands for any app or any table."""
 PREFIX = "slackwater_"
 """Prefix of each token, by which scanners for leaked secrets recognise it."""
 Verb = Literal["read", "sql", "bisect", "snapshot", "values"]
-"""Verbs of a token: read rows and histories, run SQL, bisect, request snapshots, and (agents) see unmasked values."""
+"""Actions of a token: read rows and histories, run SQL, bisect, request snapshots, and (agents) see unmasked values."""
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _Names = Annotated[tuple[limits.Line, ...], Meta(max_length=1_000, description="at most 1,000 names")]
 
@@ -32,15 +32,17 @@ class Token(Struct, frozen=True):
 
     name: limits.Name
     digest: limits.Checksum = ""
-    """SHA-256 of the secret, hexadecimal; the secret is too long to be guessed. Empty for a client certificate with the
-    token's name as common name."""
+    """SHA-256 of the secret in hexadecimal; empty for a client certificate with the token's name as common name.
+
+    No salt is needed, since the secret is too long to be guessed.
+    """
     apps: _Names = (ALL,)
     tables: _Names = (ALL,)
     verbs: tuple[Verb, ...] = ("read",)
     per_s: Annotated[int, Meta(ge=0, le=1_000_000, description="requests a second, or 0")] = 0
-    """Requests that each instance answers in a second; 0 for no limit."""
+    """Maximum number of requests that each instance answers in a second; 0 for no limit."""
     until_ms: limits.TimeMs = 0
-    """When the token expires; 0 for never."""
+    """Time when the token expires; 0 for never."""
     created_ms: limits.TimeMs = 0
     by: limits.Line = ""
     message: limits.Line = ""
@@ -73,7 +75,7 @@ def add(
     now_ms: int,
     dry_run: bool,
 ) -> tuple[Token, str]:
-    """Create a token; returns it with its secret, which is not stored, and is empty for a certificate.
+    """Create a token; returns it with its secret. The secret is not stored, and is empty for a client certificate.
 
     Raises `Usage` (the name is malformed, or a verb does not exist), `NotFound` (an app or a table does not exist) and
     `Refused` (the token exists already).
@@ -111,7 +113,7 @@ def add(
 
 
 def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collection[str]) -> None:
-    """Raise `NotFound` for a table that none of these apps can have, judged by its name."""
+    """Raise `NotFound` for a table that no app in these folders can have, judged by its name."""
     heads = {folder: heads_of(store, folder, stages_of(store, folder)) for folder in folders}
     if not all(heads.values()):
         return  # an app without a version may get any table
@@ -134,7 +136,7 @@ def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
 
 
 def _record(store: ObjectStore, token: Token, verb: str, by: str) -> None:
-    """Record the change in the log of operations of each app that the token names."""
+    """Record that a token was added or removed, in the log of operations of each app that the token names."""
     for app in apps.list_apps(store) if ALL in token.apps else token.apps:
         detail = f"{token.name}: {', '.join(token.verbs)} of {', '.join(token.tables)}"
         record(store, apps.folder_of(store, app), verb, detail, by)

@@ -1,4 +1,4 @@
-"""The records that the stages of an app rejected, newest first."""
+"""List of the records that the stages of an app rejected, newest first."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -24,9 +24,10 @@ class RejectedRecord:
 
     stage: str
     address: str
-    """Position in Kafka: `topic[partition]@offset`; rows of a repartition topic add `+row`, the row in its message.
+    """Position in Kafka: `topic[partition]@offset`; for a row of a repartition topic, with its number in the message.
 
-    Rows that a sink's topic refused have `topic vN+row`, the row number among the sink's rows of that version.
+    That number follows as `+row`. The address of a row that a sink's topic refused is `topic vN+row`, with the row
+    number among the sink's rows of that version.
     """
     input: str
     time_ms: int
@@ -34,7 +35,7 @@ class RejectedRecord:
     value: bytes | None
     """Bytes as stored in Kafka; for a row of a repartition topic, an Arrow stream of that row."""
     error: str
-    """Class of the exception."""
+    """Class name of the exception."""
     message: str
     stack: str
     version: int
@@ -42,7 +43,7 @@ class RejectedRecord:
     rejected_ms: int
     attempts: int
     retried: int | None
-    """Version that applied the record on a retry; None while it waits."""
+    """Version that applied the record on a retry; None while the record waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class RejectedRecords:
 def rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """Return the newest `limit` rejected records (0 for all) of a cut; `every` includes those already retried.
+    """Return the newest `limit` rejected records (0 for all) of a cut; with `every`, also those already retried.
 
     Raises `NotFound` if the moment has no such stage.
     """

@@ -1,11 +1,8 @@
 """`slackwater reset`: continue users' topics from other offsets, as a new version of each stage. Tables stay.
 
-It is decided and committed as a rewind is: all stages or none, whoever is killed. What was read stays counted: going
-back, records count twice, and going forward, some never do. The plan says how many.
-
-A reset has one scenario, and a scope of topics and partitions, as in Kafka's own tool, `kafka-consumer-groups
---reset-offsets`. As there, a partition without a record at or after the given time goes to its end. Unlike there, an
-offset that Kafka no longer holds is refused, and not moved to the nearest available one.
+A reset is decided and committed like a rewind: for all stages or for none, even if the process is killed. Rows already
+counted remain counted: after a move back, records count twice, and after a move forward, some never do. The plan has
+their numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ BEFORE = "before-reset-"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One partition whose offset changes."""
+    """Partition whose offset changes."""
 
     topic: str
     partition: int
@@ -45,7 +42,7 @@ class Moved:
     after: int
     """Offset from which the stage continues."""
     another: bool = False
-    """True if `after` belongs to a new topic of the same name."""
+    """True if `after` belongs to a new topic that replaced the one of that name."""
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.before} to {self.after}"
@@ -60,11 +57,14 @@ class ResetStage:
     """Newest version of the stage."""
     moved: tuple[Moved, ...]
     watermark_ms: int | None
-    """Watermark if an offset moves back: re-read rows older than this are late, and left out of windows. Else None."""
+    """Watermark of a stage with an offset that moves back; else None.
+
+    Re-read rows that are older than the watermark are late, and left out of windows.
+    """
     sinks: tuple[str, ...]
     """Sinks of this stage and of the stages downstream that publish re-read records a second time."""
     made_again: tuple[str, ...] = ()
-    """One sentence for each topic that was deleted and recreated since it was read, with the old and the new topic."""
+    """One sentence on the old and the new topic, for each topic that was deleted and recreated since it was read."""
 
     @property
     def read_again(self) -> int:
@@ -112,9 +112,9 @@ def reset(
     """Change the offsets from which an app reads users' topics at its next start.
 
     `scope` maps topics, by declared name or name in Kafka, to their partitions, None for all; an empty scope means all
-    topics. The `reader` copies the in-flight records into the snapshot of the moment before. An interrupted reset is
-    finished by the same call, or by the next run, rewind or migration. A repeated shift is applied only once until a
-    runner has committed again. Raises as `StoredApp.reset`.
+    topics. The `reader` copies the in-flight records into the snapshot of the moment before the reset. An interrupted
+    reset is finished by the same call, or by the next run, rewind or migration. A repeated shift is applied only once
+    until a runner has committed again. Raises the errors of `StoredApp.reset`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.RESET, *HERE)
@@ -155,7 +155,7 @@ def _step(positions: Mapping[str, ReadFrom]) -> MigratedStage:
 
 
 def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ReadFrom]]) -> None:
-    """Export the lag from the new offsets; also repeated for an earlier call that was killed before this step."""
+    """Export the lag from the new offsets. A repeated call does so again, since the first may have died before."""
     for stage, head in heads.items():
         new = positions.get(stage, {})
         users = {
@@ -168,7 +168,7 @@ def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[s
 
 
 def _was_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], request: str) -> bool:
-    """Return True if this same shift was the app's last change, so that a repeated command does not shift twice."""
+    """Return True if the app's last change was this same shift, so that a repeated command does not shift twice."""
     last = MIGRATIONS.newest(store, app)
     if last is None or not last.resets or not last.detail.startswith(f"{last.number}: {request}"):
         return False
@@ -182,7 +182,7 @@ def _new_positions(
     scenario: Scenario,
     kafka: Topics,
 ) -> dict[str, dict[str, ReadFrom]]:
-    """Return the new position of each input that moves, by stage and declared name. Raises as `reset`."""
+    """Return the new position of each input that moves, by stage and declared name. Raises the errors of `reset`."""
     live = {stage: head for stage, head in heads.items() if not head.retired}
     users = [(stage, name, at) for stage, head in live.items() for name, at in head.inputs.items() if not at.upstream]
     if not users:
@@ -250,9 +250,9 @@ class ReadFrom:
     offsets: tuple[int, ...]
     """Offset of each Kafka partition."""
     topic_id: str = ""
-    """Id of the current topic if it replaced the one that was read; `?` if not known. Else empty."""
+    """Id of the current topic if it replaced the topic that was read, `?` if that id is not known; else empty."""
     another: str = ""
-    """Sentence that describes the old and the new topic if the topic was replaced; else empty."""
+    """Sentence on the old and the new topic if the topic was replaced; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Scenario:
         to_offset: int | None = None,
         now_ms: int,
     ) -> Self:
-        """Return the scenario of the one given option; a duration counts back from `now_ms`. Raises `Usage`."""
+        """Return the scenario of the single given option; a duration counts back from `now_ms`. Raises `Usage`."""
         scenarios = [
             *([cls("earliest")] if to_earliest else []),
             *([cls("latest")] if to_latest else []),
@@ -306,12 +306,12 @@ class Scenario:
                 return f"to offset {self.value}"
 
     def offsets(self, kafka: Topics, at: Input, partitions: Sequence[int] | None) -> ReadFrom:
-        """Return the new offsets of an input; partitions outside `partitions` keep their offsets.
+        """Return the new offsets of an input; partitions that are not in `partitions` keep their offsets.
 
         If the topic was recreated since it was read, all partitions must be chosen, and a shift counts from the offsets
         that were read in the old topic.
 
-        Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if it does not hold an offset.
+        Raises `NotFound` if Kafka lacks the topic or a partition, and `Refused` if Kafka does not hold an offset.
         """
         topic = at.topic
         now = kafka.state(topic)
@@ -362,9 +362,10 @@ def span_ms(text: str) -> int:
 
 
 def scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
-    """Parse `flights` or `flights:0,1` into the partitions of each topic; None for all, empty for all topics.
+    """Parse words such as `flights` or `flights:0,1` into the partitions of each topic.
 
-    Raises `Usage` for another format, or if both or neither of `words` and `all_topics` are given.
+    The partitions are None for all of them; the result is empty for all topics. Raises `Usage` for another format, or
+    if both or neither of `words` and `all_topics` are given.
     """
     if bool(words) == all_topics:
         raise Usage(

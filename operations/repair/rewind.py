@@ -28,8 +28,8 @@ from .rewind_plan import RewindPlan, plan
 def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
     """Return the moment right before the newest program was deployed, as recorded when runners claimed stages.
 
-    This is the newest moment if the last rewind already undid a deploy. Costs some 20 requests for each claim since,
-    and each stage. Raises `NotFound` where no earlier program is known.
+    If the last rewind already undid a deploy, the newest moment is returned. Costs some 20 requests for each stage and
+    each claim since then. Raises `NotFound` if no earlier program is known.
     """
     live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
@@ -119,8 +119,8 @@ def rewind(
     """Roll all stages of an app back to an earlier moment, atomically; None means before the newest deploy.
 
     Without `kafka`, only tables are rolled back. The `reader` copies the in-flight records into the snapshot of the
-    moment before. An interrupted rewind is finished by the same call, or by the next run or migration. Raises as
-    `StoredApp.rewind`.
+    moment before the rewind. An interrupted rewind is finished by the same call, or by the next run or migration.
+    Raises the errors of `StoredApp.rewind`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.REWIND, *HERE)
@@ -145,7 +145,7 @@ def rewind(
 
 
 def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
-    """Pin a cut under this name, replacing the snapshot of an interrupted call if that pinned another cut."""
+    """Pin a cut under this name. Replaces the snapshot of an interrupted call that pinned another cut."""
     existing = find_snapshot(store, cut.app, name)
     if existing is not None and existing.stages != cut.versions:
         remove(store, cut.app, name)

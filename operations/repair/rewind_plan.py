@@ -1,4 +1,4 @@
-"""Plan of a rewind: target versions of the stages, offsets to re-read, and sink rows that cannot be unsent."""
+"""Plan of a rewind: target versions of the stages, offsets to re-read, and published rows that cannot be undone."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,9 +30,9 @@ class SinkRows:
     topic: str
     """Topic of the sink; empty for a function."""
     rows: int
-    """Number of rows published, as far as the store knows; they cannot be unsent."""
+    """Number of rows published, as far as the store knows; a rewind cannot undo their publication."""
     offsets: tuple[str, ...]
-    """Offset ranges of the topic since that moment; records of other producers may lie between."""
+    """Offset ranges of the topic since the moment; records of other producers may be among them."""
     dropped: int
     """Number of rows committed but not published yet; a rewind drops them."""
 
@@ -40,7 +40,7 @@ class SinkRows:
 def sink_rows(
     store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: Topics
 ) -> Iterator[SinkRows]:
-    """Yield the rows committed for the sinks of these stages since the versions `then`, by sink and topic.
+    """Yield the rows that versions after `then` committed for the sinks of these stages, by sink and topic.
 
     Raises `Refused` if a sink has not yet published all rows committed before that moment.
     """
@@ -57,7 +57,7 @@ def sink_rows(
 
 
 def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """Return the other apps that had this app's name since a time, by promotions, and published under it.
+    """Return the other apps that, by promotions, had this app's name since a time and published under it.
 
     Makes no request if the app took part in no promotion.
     """
@@ -73,7 +73,7 @@ def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> 
 
 
 def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str) -> tuple[Counter[str], Counter[str]]:
-    """Return the rows of one sink since `was`, by topic: published ones, and those not published yet."""
+    """Return the number of rows of one sink since `was`, by topic: of published rows, and of rows not published yet."""
     info = apps.find_app(store, head.app)
     previous = was.sinks.get(name) if was is not None else None
     rows, dropped = Counter[str](), Counter[str]()
@@ -95,9 +95,9 @@ def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str
 
 
 def _ends(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
-    """Yield the last version of each period in which the sink was active, newest first, back to version `after`.
+    """Yield the last version of each period in which the sink existed, newest first, back to version `after`.
 
-    Costs a few requests for each period, and for each rewind and promotion since.
+    Costs a few requests for each period, and for each rewind and promotion since then.
     """
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     at: Manifest | None = head
@@ -112,7 +112,7 @@ def _ends(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator
 
 
 def _change_counts(manifest: Manifest) -> tuple[int, int]:
-    """Return the numbers of promotions and of rewinds up to a version, which never decrease."""
+    """Return the numbers of promotions and of rewinds up to a version; neither number ever decreases."""
     return manifest.promotion.number if manifest.promotion is not None else 0, len(manifest.rewinds)
 
 
@@ -121,13 +121,13 @@ def _is_earlier(counts: tuple[int, int], manifest: Manifest) -> bool:
 
 
 def _is_withdrawn(store: ObjectStore, at: Manifest) -> bool:
-    """Return True if the sinks came with a promotion that was withdrawn, so that none of their rows is published."""
+    """Return True if the sinks were added by a promotion that was withdrawn, so none of their rows is published."""
     promotion = at.promotion
     return promotion is not None and promotion.to == at.app and apps.outcome(store, promotion) is False
 
 
 def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) -> int:
-    """Return the rows that a sink published up to a version; all of them if no progress was recorded."""
+    """Return the number of rows that a sink published up to a version; all rows if no progress was recorded."""
     if is_newest:
         position = published.newest(store, at, name)
         return position.rows if position is not None else 0
@@ -152,11 +152,11 @@ class Undone:
     version: int
     """Newest version of the stage."""
     to: int
-    """Version whose content is restored; 0 if the stage had none then."""
+    """Version whose content is restored; 0 if the stage had none at the moment."""
     time_ms: int
-    """Commit time of that version; 0 for none."""
+    """Commit time of the version `to`; 0 if there is none."""
     retires: bool
-    """True if the rewind retires the stage, because it did not exist or was retired at that moment."""
+    """True if the rewind retires the stage, because it did not exist or was retired at the moment."""
     offsets: tuple[str, ...]
     """Offset ranges of users' topics that will be read a second time."""
 
@@ -173,10 +173,10 @@ class RewindPlan:
     """Stages that change, upstream first."""
     sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
-    """Version to commit for each stage of the app."""
+    """Content of the version to commit, for each stage of the app."""
     table_only: bool
     others: tuple[str, ...] = ()
-    """Apps that had this app's name since, by promotions, and published under it; what they published is not undone."""
+    """Apps that had this app's name since the moment and published under it. What they published is not undone."""
 
 
 def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Topics | None) -> RewindPlan:
@@ -223,7 +223,7 @@ def _steps(
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
-    """Return True if the stage already has the content of this step and has not changed since."""
+    """Return True if the stage already has the content that this step would restore."""
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
     return was_made_so or head.version == step.rewound
@@ -250,7 +250,7 @@ def _check_inputs(cut: Cut, kafka: Topics) -> None:
 
 
 def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, Unread]]:
-    """Return the unread messages of each channel's slowest reader. Raises `Refused` if Kafka lost them."""
+    """Return the messages of each channel that its slowest reader has not read. Raises `Refused` if Kafka lost them."""
     unread: dict[str, dict[str, Unread]] = {}
     for channel in channels(cut):
         if channel.input is None:

@@ -1,9 +1,9 @@
-"""Clone an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone's own.
+"""Clone of an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone's own.
 
-No state is read or copied, so a clone costs the same at ten thousand keys and at five million. Exceptions are deep
-clones and tables with masked columns. Each step may be interrupted: the source's cut is pinned first, then a note
-reserves the name, and a repeated call continues from the note. The clone's identity is written last; until then, the
-clone is invisible.
+No state is read or copied, except for deep clones and tables with masked columns, so a clone costs the same at ten
+thousand keys and at five million. Each step may be interrupted: the source's cut is pinned first, then an object
+(`Cloning`) reserves the name and records the progress, and a repeated call continues from that object. The clone's
+identity is written last; until then, the clone is invisible.
 """
 
 import secrets
@@ -59,14 +59,15 @@ def clone(
 
     The clone reads `topics` (declared name to topic) instead of the source's, with the same partitions and offsets; it
     shares the other topics with the source. It publishes `sinks`, each to a topic of its own, or for a function to the
-    name that the function gets; sinks not listed publish nothing. `terms` has all options, with these two among them.
-    The clone is created in `target_store`, by default in the source's store. Relative refs count from `now_ms`, by
-    default the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run` checks everything
-    and changes nothing; with `over`, the check assumes that an existing clone of that name is removed first. `cache` is
-    needed if columns are masked. `on_progress` receives the number of copied SSTs, and their total. `noted` records the
-    clone in the source's audit log; temporary clones are not recorded.
+    name that the function gets; sinks not listed publish nothing. `terms` has all options, including `topics` and
+    `sinks`. The clone is created in `target_store`, by default in the source's store. Relative refs count from
+    `now_ms`, by default the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run`
+    checks everything and changes nothing; with `over`, the check assumes that an existing clone of that name is removed
+    first. `cache` is needed if columns are masked. `on_progress` receives the number of copied SSTs, and the total
+    number of SSTs to copy. With `noted`, the clone is recorded in the source's audit log; temporary clones are not
+    recorded.
 
-    Raises as `StoredApp.clone`.
+    Raises the errors of `StoredApp.clone`.
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms
@@ -108,20 +109,23 @@ class ScratchClone:
     ref: str
     """Start of the clone, as the user wrote it."""
     start: Cut
-    """Cut that `ref` named when it was resolved."""
+    """Cut that `ref` named when the caller resolved it."""
     name: str
     terms: Terms
-    """Options of the clone; their reason says which trial or drill needs it."""
+    """Options of the clone, with the trial or drill that needs the clone as reason."""
     channels: Topics
     by: str
     outside: Callable[[Removal], None]
-    """Removes the clone's topics and consumer groups from Kafka."""
+    """Function that removes the clone's topics and consumer groups from Kafka."""
     pause: Callable[[], None]
-    """Waits between two checks whether a killed runner's heartbeats have expired."""
+    """Function that waits between two checks for the expiry of a killed runner's heartbeats."""
 
     @contextmanager
     def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Create the clone, and remove it on exit inside the context of `ending`. Raises as `drop` and `clone`."""
+        """Create the clone, and remove it on exit inside the context of `ending`.
+
+        Raises the errors of `drop` and `clone`.
+        """
         self.drop()
         try:
             self.make(noted=False)
@@ -131,7 +135,7 @@ class ScratchClone:
                 self.drop()
 
     def make(self, *, noted: bool) -> None:
-        """Create the clone, or finish creating it; `noted` records it in the source's audit log."""
+        """Create the clone, or finish creating it. With `noted`, the clone is recorded in the source's audit log."""
         clone(
             self.store,
             self.ref,
@@ -144,9 +148,9 @@ class ScratchClone:
         )
 
     def drop(self) -> None:
-        """Remove the clone and its pin, or what an interrupted call left of them. Idempotent.
+        """Remove the clone and its pin, or what an interrupted call left of the two. Idempotent.
 
-        Raises `Refused` if the app of that name is not a clone of this source, or a runner has it.
+        Raises `Refused` if the app of that name is not a clone of this source, or a runner holds it.
         """
         source = self.start.app
         info, _ = apps.find_begun(self.store, self.name)
@@ -171,10 +175,10 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str
 ) -> tuple[Cloning, Snapshot | None]:
-    """Pin the source's cut and reserve the clone's name. Returns the note and the pin.
+    """Pin the source's cut and reserve the clone's name. Returns the object that reserves the name, and the pin.
 
-    An earlier clone of that name, or a call that was interrupted before the note, may have left a pin of its own. That
-    pin stays, because its creator may still continue.
+    An earlier clone of that name, or a call that was interrupted before it reserved the name, may have left a pin of
+    its own. That pin is kept, because the process that created it may still continue.
     """
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one

@@ -1,4 +1,4 @@
-"""Plan of a clone, after all checks that need no change."""
+"""Plan of a clone, made after all checks that change nothing."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Terms:
     sinks: Mapping[str, str] = field(default_factory=dict)
     """Topic that the clone publishes to, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
-    """Masked columns: `table.column` to the mask, as `mask` takes it."""
+    """Masked columns: `table.column` to the text of the mask, in the format that `mask` parses."""
     deep: bool = False
     """True for a clone that copies all SSTs and shares nothing."""
     empty: bool = False
@@ -54,19 +54,19 @@ class ClonePlan:
     """Identity of the clone. Before the plan is carried out, `origin.snapshot` is not pinned yet."""
     target_root: str
     topics: Mapping[str, str]
-    """Topic that the clone reads for each user's topic, by declared name."""
+    """Topic that the clone reads in place of each user's topic, by declared name."""
     in_flight: tuple[InFlight, ...]
     """In-flight records to copy into the clone's repartition topics."""
     copies: Mapping[str, int]
-    """Bytes of the source's SSTs that are copied, by table name."""
+    """Number of bytes that are copied of the source's SSTs, by table name."""
     resumed: bool
-    """True if an earlier call began this clone; the cut and snapshot are those of that call."""
+    """True if an earlier call began this clone; then the plan has that call's cut and snapshot."""
     done: bool = False
     """True if the clone is already complete."""
     note: Cloning | None = None
-    """Note of an earlier call, for an incomplete clone."""
+    """Object by which an earlier call reserved the name, if the clone is incomplete."""
     still_shown: tuple[str, ...] = ()
-    """Other places that show masked values, one sentence each."""
+    """Sentences, one for each other column or table that still shows masked values."""
 
     @property
     def state(self) -> Cut:
@@ -86,7 +86,7 @@ def make_plan(
     over: bool = False,
     at: Cut | None = None,
 ) -> ClonePlan:
-    """Plan a clone of the cut `at`, or else of the current cut of `ref`. Raises as `clone`.
+    """Plan a clone of the cut `at`, by default of the current cut of `ref`. Raises the errors of `clone`.
 
     With `over`, an existing clone of that name is ignored.
     """
@@ -155,7 +155,10 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
-    """Check that a clone may span these two store roots. Raises `Usage` or `Refused`. Requests as `apps.check_root`."""
+    """Check that a clone may have its source in one root and its target in another. Raises `Usage` or `Refused`.
+
+    Makes the requests of `apps.check_root`.
+    """
     if source.url == target.url:
         if deep:
             raise Usage("--deep copies everything into another store root", hint="--to says which: --deep --to ROOT")
@@ -170,7 +173,7 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
 
 
 def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None) -> Cut:
-    """Return the cut of the call that began the clone."""
+    """Return the cut that the call that began the clone has chosen."""
     origin = info.origin
     assert origin is not None  # noqa: S101  every clone has one
     snapshot = note.snapshot if note is not None else origin.snapshot
@@ -182,9 +185,9 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
 
 
 def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
-    """Return the topic that the clone reads for each user's topic, by declared name.
+    """Return the topic that the clone reads in place of each user's topic, by declared name.
 
-    Topics in `replacements` are read instead. Raises `NotFound` if the app does not read one of them.
+    `replacements` has the topics that differ from the source's. Raises `NotFound` if the app does not read one of them.
     """
     topics = {name: read.topic for name, read in users_inputs_by_name(cut)}
     for declared in replacements:
@@ -194,7 +197,7 @@ def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_channels_free(cut: Cut, name: str, kafka: Topics, inherited: Collection[str] = ()) -> None:
-    """Raise `Refused` if Kafka has a repartition topic of the clone's name, other than those in `left`."""
+    """Raise `Refused` if Kafka has a repartition topic of the clone's name that is not in `inherited`."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
         if topic not in inherited and kafka.ends(topic) is not None:
@@ -213,9 +216,10 @@ def _check_offsets(
     states: tuple[InFlight, ...],
     kafka: Topics,
 ) -> None:
-    """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot keeps these.
+    """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot has a copy.
 
-    The clone reads other topics than the source for the declared names in `replaced`; topic ids are not compared there.
+    The clone reads other topics than the source for the declared names in `replaced`; there, topic ids are not
+    compared.
     """
     for declared, read in users_inputs_by_name(cut):
         topic_id = "" if declared in replaced else read.topic_id
@@ -227,7 +231,7 @@ def _check_offsets(
 
 
 def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
-    """Check that the clone may publish these sinks, to other topics than the source does.
+    """Check that the clone may publish these sinks, and that their topics are not those of the source.
 
     Raises `Usage` for a bad topic name, `NotFound` for an unknown sink, and `Refused` for a topic of the source.
     """
@@ -266,9 +270,10 @@ def _check_name_free(target: ObjectStore, name: str) -> None:
 
 
 def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
-    """Return the note of this clone if it is incomplete, its identity if it is complete, or None if it was not begun.
+    """Return what an earlier call left of this clone, or None if it was not begun.
 
-    Raises `Refused` if another app has the name.
+    The result is the object that reserves the name if the clone is incomplete, and the clone's identity if it is
+    complete. Raises `Refused` if another app has the name.
     """
     name = planned.name
     existing, note = apps.find_begun(target, name)
@@ -304,10 +309,11 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
 
 
 def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
-    """Yield a sentence for each place of a cut that shows, or may show, values of a masked column.
+    """Yield a sentence for each column or table of a cut that shows, or may show, values of a masked column.
 
-    A column shows them if it has the masked column's name, or is computed from such a column, as `max("email")` is. A
-    program's function may also return the values under another name; so tables downstream of the masked one are listed.
+    A column shows the values if it has the masked column's name, or is computed from such a column, as `max("email")`
+    is. A program's function may also return the values under another name, so tables downstream of the masked table are
+    listed.
     """
     hidden = {(mask.table, mask.column) for mask in masks.each}
     for mask in masks.each:
@@ -325,7 +331,7 @@ def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
 
 
 def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
-    """Return the other columns that show a mask's values, by table and column, each with a description."""
+    """Return the other columns that show the values of a masked column: descriptions by table and column."""
     names, columns = {mask.column}, dict[tuple[str, str], str]()
     while True:
         new = {
@@ -343,7 +349,7 @@ def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
 
 
 def _columns(at: Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the visible columns of a version's table, each with its name and the columns it is computed from."""
+    """Yield the name of each visible column of a version's table, and the names it is computed from."""
     assert at.table is not None  # noqa: S101  it is among a cut's tables
     kind = kind_of(at.table.state).core if at.table.state else None
     for column in (*at.table.key, *visible_columns(at.table)):

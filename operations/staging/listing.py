@@ -1,7 +1,7 @@
-"""Clones in a store root, and clones of its apps in other roots, with the bytes that each one keeps.
+"""List of clones in a store root, and of its apps' clones in other roots, with the bytes kept because of each clone.
 
-SSTs that a clone shares stay in the source because of a snapshot, the clone's pin. A pin costs the SSTs that neither
-the source's newest versions nor another snapshot name: without the clone, retention would remove them.
+SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin costs the SSTs that neither the
+source's newest versions nor another snapshot name: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from ...store.versions.side_tables import all_ssts
 
 @dataclass(frozen=True, slots=True)
 class KnownClone:
-    """One clone, as far as this store root shows."""
+    """Description of one clone, as far as this store root shows it."""
 
     name: str
     root: str
@@ -29,26 +29,26 @@ class KnownClone:
     source_root: str
     """Store root of the source; empty for a deep clone."""
     snapshot: str
-    """Snapshot of the source that keeps shared SSTs; empty if nothing is shared."""
+    """Snapshot of the source that pins the shared SSTs; empty if nothing is shared."""
     cut: dict[str, int]
-    """Source version of each stage."""
+    """Version of each stage of the source."""
     created_ms: int
     owner: str
     reason: str
     expires_ms: int
-    """0 for never."""
+    """Time when the clone expires; 0 for never."""
     has_run: bool | None
-    """True if a runner committed versions since the clone was made; None if that is not visible."""
+    """True if a runner has committed versions of the clone since it was made; None if that is not visible."""
     shared_bytes: int
     """Bytes of the source's SSTs that the clone's first versions name."""
     kept_bytes: int
-    """Shared bytes that only this pin keeps once retention expires the source's history."""
+    """Size of shared SSTs that only this pin keeps once retention has expired the source's history."""
     state: str = ""
-    """`being made`, `gone` (only its pin remains), or the reason why it is not visible; empty for a complete clone."""
+    """`being made`, `gone` (only its pin remains), or the reason why the clone is not visible; empty if complete."""
     called: str = ""
     """Name that the clone has or had since its promotion over another app; a promoted clone does not expire."""
     source_called: str = ""
-    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if that is its folder."""
+    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if its name is that of its folder."""
 
     def is_over(self, now_ms: int) -> bool:
         """Return True if the clone's time to live has passed."""
@@ -60,10 +60,10 @@ class KnownClone:
 
 
 def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
-    """Return clones in this root, and clones of its apps in other roots, by name; `source` selects one app's.
+    """Return clones in this root, and clones of its apps in other roots, by name.
 
-    Requests for each clone: its cut, and the newest versions of its source. Raises `NotFound` if the source does not
-    exist, and `Unavailable`.
+    `source` restricts the result to clones of one app. Makes requests for each clone: its cut, and the newest versions
+    of its source. Raises `NotFound` if the source does not exist, and `Unavailable`.
     """
     if source:
         apps.read_app(store, source)
@@ -84,7 +84,7 @@ def _clones_in_root(store: ObjectStore, source: str) -> Iterator[KnownClone]:
 
 
 def _clones_in_other_roots(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    """Yield clones of this root's apps in other roots, and pins of removed clones."""
+    """Yield clones in other roots of this root's apps, and pins of clones that were removed there."""
     for app in [source] if source else apps.list_apps(store):
         for pin in list_snapshots(store, app):
             if pin.kind != "clone":
@@ -142,14 +142,14 @@ def _describe(
 
 
 def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> KnownClone:
-    """Return what a pin records about its clone."""
+    """Return what a pin shows of its clone."""
     sizes = _bytes(store, pin)
     facts = (pin.name, pin.stages, pin.completed_ms, pin.by)
     return KnownClone(pin.clone, root, pin.app, store.url, *facts, "", 0, None, *sizes, state)
 
 
 def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
-    """Return the bytes of the SSTs that a pin names, and the bytes that nothing else in the source names."""
+    """Return the size of the SSTs that a pin names, and the size of those that nothing else in the source names."""
     pinned = _named(store, pin)
     named_elsewhere: set[str] = set()
     for head in heads_of(store, pin.app, history.list_stages(store, pin.app)).values():

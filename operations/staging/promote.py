@@ -1,4 +1,4 @@
-"""`slackwater promote`: wait until the new app has caught up, stop both at the same offsets, and move the name."""
+"""`slackwater promote`: wait until the new app has caught up, stop both apps at the same offsets, and move the name."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,13 +27,13 @@ from .promote_plan import Heads, PromotionPlan, check_runs, plan
 _LOOK_S = 0.1
 _ROUNDS = 5
 _NEAR_S = 1.0
-"""Seconds within which the new app must catch up to count as close; the duration of its batches, if longer."""
+"""Seconds within which the new app must catch up to count as near; at least the duration of its batches."""
 _HELD_S = 20.0
-"""Minimum hold of the old app in seconds; longer backlogs are read while the old app continues."""
+"""Minimum time limit for the hold, in seconds. A backlog that takes longer is read while the old app continues."""
 _HELD_BATCHES = 3
-"""Batches that each stage may run during the hold: the current one, and those that read the remaining records."""
+"""Number of batches for which a hold allows time: the current one, and those that read the remaining records."""
 _RECENT = 5
-"""Number of recent versions of each stage whose longest batch counts."""
+"""Number of recent versions of each stage among which the longest batch is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Promoted:
 
     plan: PromotionPlan
     at: Mapping[str, tuple[int, ...]]
-    """Offsets at which both apps stopped, by users' topic; for a dry run, the furthest offsets of the old app."""
+    """Offsets at which both apps stopped, by users' topic; for a dry run, the old app's furthest offsets."""
     behind: int = 0
-    """Records that the new app must still read to reach the old app's offsets, for a dry run."""
+    """For a dry run: number of records that the new app must still read to reach the old app's offsets."""
     changes: tuple[TableDiff, ...] = ()
-    """Differences of the tables; rows that only the new app has count as added."""
+    """Differences between the apps' tables; rows that only the new app has count as added."""
     held_s: float = 0.0
     """Seconds during which the old app was held."""
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Promoted:
 
 @dataclass(slots=True)
 class _Watch:
-    """Newest versions of the two apps, polled. Costs a request for each stage, and one for each new version."""
+    """Newest versions of the two apps, by polling: a request for each stage, and one for each new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
@@ -71,7 +71,7 @@ class _Watch:
         return old, new
 
     def batches_s(self) -> float:
-        """Return the seconds that a record needs through the slowest path of either app, by recent batches."""
+        """Return the seconds that a record takes through the slowest path of either app, judged by recent batches."""
         return max(self._batches_s(app, heads) for app, heads in self.heads.items())
 
     def _batches_s(self, app: str, heads: Heads) -> float:
@@ -105,12 +105,12 @@ def promote(
     """Give an app the name and sinks of another app, which is called `NAME~1` from then on.
 
     Both apps must stop at the same offsets of their topics with no records in flight. So the call waits until the new
-    app has read what the old one had, holds both, and switches once their offsets agree. Without `staging`, the name
-    goes back to the app that had it before. `allowed` is called before any change, and may raise. `on_wait` receives
-    the progress, `pause` is called between two polls, `clock` returns seconds. With a `cache`, tables are compared. An
-    interrupted call is finished by the same call.
+    app has read what the old one had read, holds both, and switches once their offsets agree. Without `staging`, the
+    name is given back to the app that had it before. `allowed` is called before any change, and may raise. `on_wait`
+    receives the progress, `pause` is called between two polls, `clock` returns seconds. With a `cache`, tables are
+    compared. An interrupted call is finished by the same call.
 
-    Raises as `StoredApp.promote`; a refused promotion changes nothing, and both apps continue.
+    Raises the errors of `StoredApp.promote`; a refused promotion changes nothing, and both apps continue.
     """
     check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
     planned, old, new = plan(store, name, staging, kafka)
@@ -171,7 +171,7 @@ class _Patience:
 
 
 def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
-    """Finish the switch of an interrupted call and return it; if there is none, return the number of the new one.
+    """Finish the switch of an interrupted call and return it; if none was begun, return the number for a new one.
 
     Raises `Refused` if an undecided switch belongs to another app.
     """
@@ -194,7 +194,7 @@ def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _W
 
 
 def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotion | None:
-    """Return the mark of an interrupted promotion of this number from the newest versions of either app; else None."""
+    """Return this promotion if the newest versions of either app show that an interrupted call began it; else None."""
     marks = (head.promotion for heads in apps_heads for head in heads.values() if head.promotion is not None)
     return next(
         (promotion for promotion in marks if (promotion.name, promotion.number) == (planned.name, planned.number)), None
@@ -219,7 +219,7 @@ def _check_alone(
 def _catch_up_and_switch(
     store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, patience: _Patience, by: str
 ) -> tuple[Switch, float]:
-    """Bring both apps to the same offsets, and switch. Returns the switch, and the seconds of the hold."""
+    """Bring both apps to the same offsets, and switch. Returns the switch, and the duration of the hold in seconds."""
     number = planned.number
     while True:
         # Records that arrive during catch-up must be read while the old app is held, so repeat until few are left.
@@ -264,7 +264,7 @@ def _catch_up_and_switch(
 
 @contextmanager
 def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..., None]]:
-    """Hold both apps inside the context; the yielded function writes the hold, and renews it."""
+    """Hold both apps inside the context. Yields a function that starts and renews the hold."""
 
     def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (planned.over, planned.to)
@@ -302,7 +302,7 @@ def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
 
 
 def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int, int]]:
-    """Return the versions of an app before and after a promotion of that number, by stage."""
+    """Return, by stage, an app's last version before and first version after the promotion with this number."""
 
     def is_through(head: Manifest) -> bool:
         return head.promotion is not None and head.promotion.number >= number
@@ -314,7 +314,7 @@ def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int,
 
 
 def _at_switch(store: ObjectStore, app: str, heads: Heads, switch: Switch) -> Heads:
-    """Return an app's versions at the switch, or the newest ones if an earlier call committed the switch."""
+    """Return the versions by which an app was switched, or its newest ones if an earlier call committed the switch."""
     committed = switch.made.get(app, {})
     return {stage: history.read(store, app, stage, committed[stage][1]) if stage in committed else head
             for stage, head in heads.items()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Plan of a promotion, and its checks; reads only the newest versions and the end offsets of topics."""
+"""Plan of a promotion, and its checks, which read only the newest versions and the end offsets of topics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,12 +46,12 @@ class PromotionPlan:
     over: str
     """Folder of the app that has the name now."""
     number: int
-    """Number among the name's promotions; the newest existing number if `to` already has the name."""
+    """Number of the promotion among those of the name; the newest existing one if `to` already has the name."""
     sinks: tuple[PromotedSink, ...] = ()
     topics: Mapping[str, str] | None = None
-    """Sinks that the old app publishes, as `Origin.sinks`."""
+    """Sinks that the old app publishes, in the form of `Origin.sinks`."""
     before: Mapping[str, str] | None = None
-    """Sinks that the new app published before the promotion, as `Origin.sinks`."""
+    """Sinks that the new app published before the promotion, in the form of `Origin.sinks`."""
 
     back: bool = False
     """True if the promotion gives the name back."""
@@ -62,7 +62,7 @@ class PromotionPlan:
         return self.to == self.over
 
     def switch(self, number: int, at: Standing, by: str) -> Switch:
-        """Return the switch at these offsets."""
+        """Return the switch of the two apps at these offsets."""
         topics, before = (dict(sinks) if sinks is not None else None for sinks in (self.topics, self.before))
         promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)
         return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)
@@ -71,8 +71,8 @@ class PromotionPlan:
 def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[PromotionPlan, Heads, Heads]:
     """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new one.
 
-    Without `staging`, the name goes back to the app that had it before the newest promotion, if that was not itself a
-    return.
+    Without `staging`, the name is given back to the app that had it before the newest promotion, if that promotion did
+    not itself give the name back.
 
     Raises `NotFound` if an app, stage or topic does not exist, and `Refused` if the apps can never reach the same
     offsets, are not clones of each other, or a sink has no counterpart. Changes nothing.
@@ -119,7 +119,7 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
 
 
 def _current_sinks(store: ObjectStore, app: str, heads: Heads) -> Mapping[str, str] | None:
-    """Return the sinks that an app publishes, as `Origin.sinks`; an undecided promotion does not count."""
+    """Return the sinks that an app publishes, in the form of `Origin.sinks`. An undecided promotion does not count."""
     promotion = newest_of(heads.values())
     if promotion is not None and not apps.outcome(store, promotion):
         return promotion.before
@@ -181,7 +181,10 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics
 def _sinks(
     name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: Topics
 ) -> tuple[PromotedSink, ...]:
-    """Return the sinks that go over. Raises `Refused` if a sink of the old app has no counterpart, or another kind."""
+    """Return the sinks that the new app takes over.
+
+    Raises `Refused` if a sink of the old app has no counterpart in the new app, or one of another kind.
+    """
     old_kinds = {sink: info.kind for head in old.values() if not head.retired for sink, info in head.sinks.items()}
     new_kinds = {
         (head.stage, sink): kind for head in new.values() if not head.retired for sink, kind in declared(head).items()
@@ -214,7 +217,7 @@ def _sinks(
 
 
 _BEGINS_S = 5.0
-"""Seconds within which a runner that just claimed its stages writes its first heartbeat."""
+"""Seconds within which a runner that just claimed its stages is expected to write its first heartbeat."""
 
 
 def check_runs(
@@ -222,8 +225,9 @@ def check_runs(
 ) -> bool:
     """Return True if a runner runs the new app, False if neither app is running.
 
-    Raises `Refused` if a stage of the new app was never claimed since it was cloned, or only the old app runs: nothing
-    would be published under the name. `pause` is called between two polls, `clock` returns seconds.
+    Raises `Refused` if a stage of the new app was never claimed since it was cloned, or if only the old app is running:
+    after the promotion, nothing would be published under the name. `pause` is called between two polls, `clock` returns
+    seconds.
     """
     hint = f"slackwater run FILE --app {planned.staging}, and promote while it runs"
     if never := [stage for stage, head in new.items() if not head.retired and not _was_claimed(store, head)]:
@@ -247,7 +251,7 @@ def check_runs(
 
 
 def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
-    """Return True if a runner has claimed the stage since its first version in this app and its last rename."""
+    """Return True if a runner has claimed the stage since it was cloned or last renamed."""
     info = apps.find_app(store, head.app)
     cut = info.origin.cut if info is not None and info.origin is not None else {}
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))

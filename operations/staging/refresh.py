@@ -1,7 +1,7 @@
 """Refresh of a clone: remove it, and clone it again from its source's newest moment on the same terms.
 
-A note outlives the removal and keeps the identity of the old clone. So an interrupted refresh is finished by the same
-call: an app of that name that differs from the note is the new clone.
+An object that outlives the removal records the identity of the old clone. So an interrupted refresh is finished by the
+same call: if an app of that name has another identity, it is the new clone.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from .clone_plan import ClonePlan, Terms
 
 
 class Refreshing(Struct, frozen=True):
-    """Note of a refresh in progress."""
+    """Object that records a refresh in progress."""
 
     before: AppInfo
     """Identity of the clone before the refresh."""
     by: limits.Line
     time_ms: limits.TimeMs
     source: limits.NameOrNone = ""
-    """App that the new clone is made from."""
+    """App from which the new clone is made."""
 
 
 def refresh(
@@ -49,9 +49,9 @@ def refresh(
     """Clone an app again from its source's newest moment, with the same name and options.
 
     If another app was promoted to the source's name since, that app becomes the source; the plan has its folder.
-    Versions of the old clone are lost. `removing` are `fence`, `outside`, `on_wait` and `pause` of `remove_app`.
-    `dry_run` checks everything and changes nothing. Raises as `StoredApp.refresh`, and `Refused` if a runner holds the
-    clone.
+    Versions of the old clone are lost. `removing` are the parameters `fence`, `outside`, `on_wait` and `pause` of
+    `remove_app`. `dry_run` checks everything and changes nothing. Raises the errors of `StoredApp.refresh`, and
+    `Refused` if a runner holds the clone.
     """
     key = keys.refreshing(keys.check_name("app", name))
     check_exclusion(store, name, Intent.REFRESH, *HERE, dry_run=dry_run)
@@ -121,7 +121,7 @@ def origin_of(store: ObjectStore, name: str) -> Origin:
 
 
 def _source(info: AppInfo) -> Origin:
-    """Return the origin of a clone. Raises `Refused` for an app that is no clone, or a deep clone."""
+    """Return the origin of a clone. Raises `Refused` for an app that is not a clone, or is a deep clone."""
     if info.origin is None:
         raise Refused(
             f"app {info.name!r} is not a clone, so it has no source to refresh from",

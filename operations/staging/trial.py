@@ -2,11 +2,11 @@
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
 nothing. Its tables are compared with the app's own at the second moment. If records were in flight then, or the app has
-sinks, the old program runs over the same input in a second clone, and the two clones are compared: then both have
-processed all records, and rows for sinks can be compared one by one.
+sinks, the old program runs over the same input in a second clone, and the two clones are compared: at the end, both
+have processed all records, and rows for sinks can be compared one by one.
 
-Both clones are removed at the end, and production is only read. A trial that was killed starts from the beginning when
-it is repeated, and first removes the clones that the killed one left.
+Both clones are removed at the end, and production is only read. If a trial was killed, a repeated call starts from the
+beginning, and first removes the clones that the killed call left.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ _PLACES = ("_partition", "_offset", "_row")
 
 @dataclass(frozen=True, slots=True)
 class SinkDiff:
-    """Rows that only one of two programs gave to a sink. For a topic: key, value and headers, as bytes."""
+    """Rows that only one of two programs wrote for a sink. Rows for a topic have key, value and headers, as bytes."""
 
     sink: str
     removed: pa.Table
-    """Rows of the first program only."""
+    """Rows that only the first program wrote."""
     added: pa.Table
-    """Rows of the second program only."""
+    """Rows that only the second program wrote."""
     rows: tuple[int, int]
     """Number of rows from the first program, and from the second."""
     near: int = 0
-    """Number of records whose floats differ within the tolerance of `snapshot.diff.equality`, and so count as equal."""
+    """Number of records that count as equal although floats differ within the tolerance of `snapshot.diff.equality`."""
 
     @property
     def equal(self) -> bool:
-        """True if both programs gave the same rows, in any order."""
+        """True if both programs wrote the same rows, in any order."""
         return not self.removed.num_rows and not self.added.num_rows
 
 
@@ -140,7 +140,7 @@ class CloneRun:
     seconds: float = 0.0
     migrated: list[str] = field(default_factory=list)
     shares: Mapping[str, KeyShare] = field(default_factory=dict)
-    """Sampled keys of each stage with a table."""
+    """Share of keys that are sampled, for each stage with a table."""
 
     @property
     def _keeps(self) -> bool:
@@ -204,7 +204,7 @@ class CloneRun:
 
     @property
     def tried(self) -> Mapping[str, KeyShare | None] | None:
-        """Tables under trial, each with its share of keys, None for all keys; None for all tables."""
+        """Tables under trial, each with its share of keys, None for all keys. None instead of a mapping: all tables."""
         if self.release.sample is not None:
             return self.shares
         return dict.fromkeys(self.stages) if self.release.only else None
@@ -251,15 +251,15 @@ class Trial:
     seconds: float
     """Duration of the run, from its first batch to its last."""
     beside: bool
-    """True if the old program ran over the same input; else the result is compared with the app itself."""
+    """True if the old program ran over the same input; False if the result was compared with the app itself."""
     migrated: tuple[str, ...]
-    """Changes of the migration, a line each."""
+    """Changes that the migration made, one line for each."""
     kept: str = ""
     """Name of the clone that was kept; empty for none."""
     not_allowed: tuple[str, ...] = ()
-    """Queries for expected differences that failed, each with the reason; their differences are reported."""
+    """Failed queries for expected differences, each with the reason. Those differences are reported."""
     new_tables: Mapping[str, int] = field(default_factory=dict)
-    """Tables that only the changed program has, with their approximate number of rows; they cannot be compared."""
+    """Tables that only the changed program has, with their approximate number of rows; these are not compared."""
 
     @property
     def same(self) -> bool:
@@ -270,7 +270,7 @@ class Trial:
 
 
 def plan_of(release: Release, options: Options) -> TrialPlan:
-    """Plan a trial, with all checks that need no Spark. Raises as `make_plan`."""
+    """Plan a trial, with all checks that need no Spark. Raises the errors of `make_plan`."""
     on_path(options.py_files)
     return make_plan(_store(options), release)
 

@@ -1,8 +1,4 @@
-"""Plan of a trial, after all checks that need no Spark.
-
-A sample's share of keys is exact: each sampled key has all its records. The first stage with state samples rows by its
-key, and each stage downstream must have that key in its own.
-"""
+"""Plan of a trial, made after all checks that need no Spark."""
 
 from __future__ import annotations
 
@@ -34,17 +30,17 @@ class Release:
 
     app: str
     code: str
-    """The file of the changed program."""
+    """Path of the changed program's file."""
     start: str
-    """Start of the input, a ref of the app."""
+    """Moment where the input starts, a ref of the app."""
     end: str
-    """End of the input, a ref of the app."""
+    """Moment where the input ends, a ref of the app."""
     before: str = ""
-    """File of the program that ran; empty if not available."""
+    """Path of the file of the program that ran in the app; empty if not available."""
     keep: str = ""
-    """Name under which the clone is kept; empty to remove it."""
+    """Name under which the clone is kept; empty if the clone is to be removed."""
     allow: tuple[str, ...] = ()
-    """Queries that return the keys of expected differences, as `snapshot.diff.moments` takes them."""
+    """Queries that return the keys of expected differences, as parsed by `snapshot.diff.allowed`."""
     only: tuple[str, ...] = ()
     """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None
@@ -57,13 +53,13 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """Checked plan of a trial."""
+    """Plan of a trial that passed the checks."""
 
     release: Release
     start: Cut
     end: Cut
     ends: Ends
-    """Offsets that the app had read at the end."""
+    """Offsets up to which the app had read at the moment `end`."""
     new: App
     new_stages: tuple[str, ...]
     """Stages of the changed program to run, upstream first."""
@@ -72,14 +68,14 @@ class TrialPlan:
     old_stages: tuple[str, ...]
     """Stages of the old program to run."""
     sinks: frozenset[str]
-    """Sinks of the app at the end."""
+    """Sinks of the app at the moment `end`."""
 
 
 def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     """Plan a trial. Starts no Spark, and changes nothing.
 
     Raises:
-        Usage: the second moment is not after the first, a query of `allow` is wrong, or a file is no program.
+        Usage: the second moment is not after the first, a query of `allow` is invalid, or a file is not a program.
         NotFound: an app, moment, stage or column does not exist.
         Refused: records are in flight at the second moment and the old program is not given, or the name for the kept
             clone is taken.
@@ -150,7 +146,7 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
 
 
 def _counterparts(old: App, release: Release) -> tuple[str, ...]:
-    """Return the stages of the old program that correspond to the tried ones; new stages have none."""
+    """Return the stages of the old program that correspond to the stages under trial. A new stage has none."""
     former = {new: old for old, new in release.stages.items()}
     called = [former.get(name, name) for name in release.only]
     return up_to(old, [name for name in called if name in old.stages] or called)
@@ -161,14 +157,14 @@ Ends = Mapping[str, tuple[int, ...]]
 
 
 def in_all_to_read(cut: Cut, stages: Collection[str], ends: Ends) -> int | None:
-    """Return the number of offsets that these stages have to read; None if an input has no end offset."""
+    """Return the number of offsets that these stages have yet to read; None if an input has no end offset."""
     read = _inputs(cut, stages)
     has_ends = {*stages} <= cut.stages.keys() and all(source.topic in ends for source in read)
     return sum(left(source, ends) for source in read) if has_ends else None
 
 
 def check_reached(cut: Cut, stages: Collection[str], ends: Ends, program: str) -> None:
-    """Raise `Refused` if the program stopped before its end offsets. The message begins with `program`."""
+    """Raise `Refused` if the program stopped before its end offsets; `program` begins the error message."""
     short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := left(source, ends))]
     if short:
         raise Refused(
@@ -187,7 +183,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Keys whose hash falls into the first `parts` of `SHARES`."""
+    """Share of keys: those whose hash falls into the first `parts` of `SHARES` equal ranges."""
 
     parts: int
 
@@ -207,7 +203,7 @@ class Sample:
 def sampled(
     app: App, shapes: Mapping[str, Shape], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
-    """Return the program restricted to sampled rows, and the sampled keys of each stage with a table.
+    """Return the program restricted to sampled rows, and the share of keys of each stage with a table.
 
     Only the stages `names` are restricted. Raises `Refused` if a stage would get only some of a key's records, or
     depends on a watermark, which rows of all keys advance.
@@ -260,7 +256,10 @@ def _mixed_keys(stage: Stage, why: str) -> Refused:
 
 
 def up_to(app: App, names: Collection[str]) -> tuple[str, ...]:
-    """Return these stages and all upstream ones, upstream first; all stages for no names. Raises as `select`."""
+    """Return the stages `names` and all upstream stages, upstream first; all stages if `names` is empty.
+
+    Raises the errors of `select`.
+    """
     selected = {stage.name for stage in app.select(tuple(names))}
     for stage in reversed(app.in_order()):
         if stage.name in selected:

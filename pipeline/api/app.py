@@ -65,7 +65,7 @@ class App:
         event_time: EventTimeOptions | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
-        """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
+        """Declare the decorated function, which maps DataFrames to a DataFrame, as a stage of this app.
 
         Args:
             reads: A `topic(...)`, or a `repartition(...)` or its name, that a stage of this app writes; or several of
@@ -142,7 +142,7 @@ class App:
     def in_order(self) -> tuple[Stage, ...]:
         """Return the stages, upstream first. Call this after all stages are declared.
 
-        Raises `NotFound` if no stage writes a repartition topic that a stage reads, and the errors of `key_of`.
+        Raises `NotFound` if a stage reads a repartition topic that no stage writes, and the errors of `key_of`.
         """
         for stage in self.stages.values():
             for channel in stage.channels:
@@ -160,7 +160,7 @@ class App:
             )
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
-        """Return the app with other starting offsets, by topic."""
+        """Return a copy of the app in which the topics in `starts` have these starting offsets."""
 
         def moved(source: Topic | str) -> Topic | str:
             return replace(source, start=starts.get(source.name, source.start)) if isinstance(source, Topic) else source
@@ -191,7 +191,7 @@ class App:
         return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """Return the stages of these names, or all without names, upstream first.
+        """Return the stages of these names, upstream first; all stages if no name is given.
 
         Raises `Usage` if the app has no stage, `NotFound` for an unknown name, and the errors of `in_order`.
         """
@@ -202,7 +202,7 @@ class App:
         return tuple(stage for stage in self.in_order() if not names or stage.name in names)
 
     def key_of(self, stage: Stage) -> tuple[str, ...]:
-        """Return the key columns of a stage's state: its own `key`, else that of the channels it reads.
+        """Return the key columns of a stage's state: the stage's own `key`, else the key of the channels that it reads.
 
         Raises `NotFound` if no stage writes one of the channels, and `Usage` if there is no key, or if the channels are
         keyed differently, so that rows with equal keys would not meet in one task.
@@ -237,7 +237,7 @@ class App:
         return written[channel]
 
     def _upstream(self) -> TopologicalSorter[str]:
-        """Return a sorter of the stages' names by their upstream stages."""
+        """Return a topological sorter of the stages' names, in which each stage follows its upstream stages."""
         writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
         graph = {
             name: [writers[channel] for channel in stage.channels if channel in writers]

@@ -144,7 +144,7 @@ class _VariableRecorder:
 
 
 class _UnusableVariable:
-    """A state variable outside a batch; any use raises `Refused`."""
+    """A state variable in use outside a batch: every method call raises `Refused`."""
 
     def __init__(self, label: str) -> None:
         self._what = label
@@ -154,7 +154,7 @@ class _UnusableVariable:
 
 
 def _struct(label: str, columns: Any) -> pa.StructType:
-    """Return the fields of a state variable as tables store them. Raises `Refused` if no table can."""
+    """Return the fields of a state variable as tables store them. Raises `Refused` if a table cannot store them."""
     try:
         return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
     except Usage as error:
@@ -207,7 +207,7 @@ Ids = npt.NDArray[np.int32]
 
 class _AsPython:
     def struct(self, kind: pa.StructType) -> StructType:
-        """Return Spark's type of these structs."""
+        """Return an Arrow struct type as Spark's type."""
         return from_arrow_schema(pa.schema(list(kind)))
 
 
@@ -219,13 +219,13 @@ class AsRows(_AsPython):
         return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's position to its rows; None for a key without rows."""
+        """Return a function from a key's position to an iterator over its rows, or to None for a key without rows."""
         python_rows = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
         return lambda key: iter(python_rows[ends[key] : ends[key + 1]]) if ends[key] < ends[key + 1] else None
 
     def nothing(self, _rows: pa.Schema) -> Iterator[Any]:
-        """Return an iterator without rows."""
+        """Return an empty iterator."""
         return iter(())
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
@@ -258,7 +258,7 @@ class AsFrames(_AsPython):
         return list(_frame(keys).itertuples(index=False, name=None))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's position to its rows as one frame; None for a key without rows."""
+        """Return a function from a key's position to its rows as one frame, or to None for a key without rows."""
         frame = _frame(rows)
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
 
@@ -270,11 +270,11 @@ class AsFrames(_AsPython):
         return group
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """Return one frame without rows."""
+        """Return an iterator over one empty frame."""
         return iter([pd.DataFrame(columns=rows.names)])
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
-        """Convert frames to a table, by column names, or by position if the names are no strings."""
+        """Convert frames to a table, by column names, or by position if the names are not strings."""
         names, rows = schema.names, []
         for frame in output:
             if not isinstance(frame, pd.DataFrame):
@@ -294,7 +294,7 @@ class AsFrames(_AsPython):
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows as Spark does for such functions: times without a zone, in UTC, and Python's own numbers."""
+    """Convert rows to a frame as Spark does: times in UTC without a zone, and Python's own number types."""
     columns = {}
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         kind = column.type
@@ -309,7 +309,10 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: bool) -> pa.Table:
-    """Convert Python values to columns. Raises `Refused` that names the column that does not fit."""
+    """Convert Python values to an Arrow table.
+
+    Raises `Refused`, naming the column, if a value does not fit its type.
+    """
     arrays = []
     for column, values in zip(schema, columns, strict=True):
         try:

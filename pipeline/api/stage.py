@@ -71,7 +71,10 @@ DEFAULT_EVENT_TIME = event_time()
 
 
 def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repartition:
-    """Return the channel to the table of a stage's late rows. Raises `Usage` if the stage cannot have one."""
+    """Return the channel from a stage to the stage that stores its late rows.
+
+    Raises `Usage` if the stage cannot have a table of late rows.
+    """
     if state is not None and state.no_late_table:
         raise Usage(
             f"stage {stage!r} cannot have a table of late rows: it would be {state.no_late_table}",
@@ -86,7 +89,7 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
 
 
 def as_they_came(rows: "DataFrame") -> "DataFrame":
-    """Return the rows unchanged: the function of a stage of late rows."""
+    """Return the rows unchanged: the function of the stage that stores late rows."""
     return rows
 
 
@@ -105,7 +108,7 @@ class Stage:
     """Outputs in the order in which the function or the state returns their rows."""
     state: Kind | None
     key: tuple[str, ...]
-    """Declared key; empty if the key is that of the channels. `App.key_of` resolves it."""
+    """Declared key; empty if the stage takes the key of its channels, which `App.key_of` looks up."""
     table: TableOptions
     max_records: int | None = None
     trigger: str | None = None
@@ -133,18 +136,21 @@ class Stage:
 
     @property
     def rejects_some(self) -> bool:
-        """True if the stage may reject records that fail, or that exceed the size limit of a sink's topic."""
+        """True if the stage may reject records that make it fail or that exceed the size limit of a sink's topic."""
         return self.on_error == "reject" or any(sink.on_error == "reject" for sink in self.sinks)
 
     @property
     def late(self) -> Repartition | Sink | None:
-        """Destination of late rows; None without one."""
+        """Destination of late rows; None if late rows are not sent anywhere."""
         late = self.event_time.late
         return None if isinstance(late, str) else late
 
     @property
     def emits_to(self) -> tuple[Repartition | Sink, ...]:
-        """Destinations of the stage's rows, or of those that its state emits: all outputs except that of late rows."""
+        """Outputs that get the stage's rows, or the rows that its state emits.
+
+        All except the destination of late rows.
+        """
         return tuple(output for output in self.writes if output != self.late)
 
     @property
@@ -154,7 +160,7 @@ class Stage:
 
 
 def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Return an argument that may be one value or several as a tuple; `check_stage` reports wrong values."""
+    """Return an argument that may be one value or several values as a tuple; `check_stage` reports wrong values."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)
@@ -163,7 +169,7 @@ def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...
 def check_rejects(
     stage: str, on_error: str, max_rejected: int | None, rejects: str | None, outputs: Iterable[Repartition | Sink]
 ) -> None:
-    """Raise `Usage` if the options for failing records contradict each other."""
+    """Raise `Usage` if a stage's options about failing records contradict each other."""
     if on_error not in get_args(OnError):
         raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
     rejecting = [output for output in outputs if isinstance(output, TopicSink) and output.on_error == "reject"]
@@ -182,7 +188,7 @@ _OPTIONS = {
 
 
 def check_options(stage: str, **options: object) -> None:
-    """Raise `Usage` for a stage's option of a wrong type; None stands for its default."""
+    """Raise `Usage` if an option of a stage has the wrong type. None stands for an option's default."""
     for name, value in options.items():
         kind, example = _OPTIONS[name]
         if value is not None and not isinstance(value, kind):
@@ -190,7 +196,7 @@ def check_options(stage: str, **options: object) -> None:
 
 
 def _check_types(stage: Stage) -> None:
-    """Raise `Usage` for a stage's argument of a wrong type."""
+    """Raise `Usage` if an argument of a stage has the wrong type."""
     state, where = stage.state, f"stage {stage.name!r}"
     if not callable(stage.transform):
         raise Usage(

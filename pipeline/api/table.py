@@ -180,7 +180,7 @@ DEFAULT_TABLE = table()
 
 
 def check_ttl(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
-    """Raise `NotFound` if a table lacks the value column by which rows expire, and `Usage` if that is no time."""
+    """Raise `NotFound` if a table lacks the column that `ttl` counts from, and `Usage` if the column is not a time."""
     if declared is not None and (column := declared.column):
         visible = [name for name in values.names if not is_internal(name)]
         if column not in visible:

@@ -32,11 +32,11 @@ class StartingOffsets:
     everywhere: int = _EARLIEST
     """Offset (-1 for latest, -2 for earliest) or timestamp, in ms since 1970, of all partitions."""
     by_partition: Mapping[int, int] | None = None
-    """Offset or timestamp of each Kafka partition, instead of `everywhere`; None to use that."""
+    """Offset or timestamp of each Kafka partition; None if `everywhere` applies to all partitions."""
     by_time: bool = False
     """True for timestamps: a partition begins at its first record of that time or later."""
     or_latest: bool = False
-    """True if a partition without such a record begins at its end; otherwise it is refused."""
+    """True if a partition without a record that late begins at its end; False to refuse the stage then."""
     stored: bool = False
     """True for offsets stored when the app was created: Kafka may have lost records since (the offsets are
     still returned, below the earliest), and the topic may have more partitions.
@@ -44,7 +44,7 @@ class StartingOffsets:
 
     @property
     def moves(self) -> bool:
-        """True if the offsets depend on when they are resolved: latest or earliest, or a time."""
+        """True if the result of `resolve` depends on when it is called: for latest, earliest, or a time."""
         return self.by_time or min((self.by_partition or {0: self.everywhere}).values()) < 0
 
     def resolve(
@@ -98,7 +98,10 @@ EARLIEST = StartingOffsets()
 def starting_offsets_of(
     topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
 ) -> StartingOffsets:
-    """Return the starting offsets of these arguments of `topic(...)`. Raises `Usage` for values that Spark rejects."""
+    """Return the starting offsets that arguments of `topic(...)` declare.
+
+    Raises `Usage` for values that Spark rejects.
+    """
     if strategy not in ("error", "latest"):
         raise Usage(
             f"starting_offsets_by_timestamp_strategy of topic {topic!r} is {strategy!r}: expected 'error' or 'latest'"
@@ -117,9 +120,9 @@ def starting_offsets_of(
 
 
 def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
-    """Parse `--offsets`, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
+    """Parse values of `--offsets`: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
 
-    Raises `Usage` for another form, or a topic given twice.
+    Returns the starting offsets by topic. Raises `Usage` for another form, or for a topic given twice.
     """
     starts: dict[str, StartingOffsets] = {}
     for argument in arguments:
@@ -144,12 +147,12 @@ def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
 
 
 def starting_at(time_ms: int) -> StartingOffsets:
-    """Return offsets from the first record since a time (ms since 1970), or the end of a partition without one."""
+    """Return offsets of the first record since a time (ms since 1970), or the partition's end if none is later."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
 def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
-    """Return the offsets at which an app was created, by topic."""
+    """Return the starting offsets, by topic, that were stored when an app was created."""
     return {
         topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)), stored=True)
         for topic, offsets in starts.items()
@@ -157,7 +160,7 @@ def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffs
 
 
 def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
-    """Parse Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
+    """Parse Spark's JSON for one topic, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
     with suppress(TypeError, msgspec.MsgspecError):
         offsets = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
         if offsets.keys() == {topic}:

@@ -1,4 +1,4 @@
-"""`update(...)`: state as a vectorised user function, with columns as Arrow schemas or Spark DDL."""
+"""`update(...)`: state kept by a vectorised user function, with columns declared as Arrow schemas or Spark DDL."""
 
 from __future__ import annotations
 

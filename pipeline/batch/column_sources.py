@@ -32,7 +32,7 @@ _SAME = frozenset(
         *("Flatten", "ArrayCompact", "Shuffle", "ArrayExcept", "ArrayIntersect"),
     }
 )
-"""Expressions that return the values of their first child."""
+"""Expressions that return the value of their first child."""
 _TEXT = {
     "Lower": "lower",
     "Upper": "upper",
@@ -46,26 +46,26 @@ _ALL = frozenset(
         *("With", "CommonExpressionDef"),
     }
 )
-"""Expressions that return the values of any of their children."""
+"""Expressions that may return the value of any of their children."""
 _COMPUTED = frozenset(_TEXT.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _From:
-    """A field of an input, on its way through the plan."""
+    """An input's field that a column comes from, while its way through the plan is followed."""
 
     input: str
     path: tuple[str, ...]
-    """Column of the input and the steps below the column; empty where only the program knows the field."""
+    """Column of the input, then the names of the fields below it; empty if only the user's code knows the field."""
     by: tuple[str, ...] = ()
     format: str = ""
 
     def below(self, step: str) -> "_From":
-        """Return the source one step further down."""
+        """Return the source for a field, named `step`, inside the current one."""
         return self if self.by or not self.path else replace(self, path=(*self.path, step))
 
     def through(self, name: str) -> "_From":
-        """Return the source with a function's name added, unless a function before cannot be recomputed."""
+        """Return the source with one more function's name, unless an earlier function's result cannot be recomputed."""
         if not self.path or not _COMPUTED.issuperset(self.by):
             return self
         return replace(self, by=(*self.by, name))
@@ -77,10 +77,10 @@ class _Traced:
     type: Any = None
     """Type of the value, in Spark's JSON."""
     parts: "Mapping[str, _Traced]" = field(default_factory=dict)
-    """Sources of the fields of a struct that the plan builds."""
+    """Sources of each field of a struct that the plan builds."""
 
     def map(self, change: Callable[[_From], _From], kind: Any = None) -> "_Traced":
-        """Return a copy with a function applied to each source, those of all parts included."""
+        """Return a copy with `change` applied to each source, including the sources of all parts."""
         every = [*self.sources, *(source for part in self.parts.values() for source in part.sources)]
         return _Traced(tuple(dict.fromkeys(map(change, every))), kind)
 
@@ -105,7 +105,7 @@ def sources_of(
 
 
 def joined(lineages: Iterable[Mapping[str, tuple[FieldSource, ...]]]) -> dict[str, tuple[FieldSource, ...]]:
-    """Return the sources of columns that may come from any of several DataFrames."""
+    """Merge lineages of several DataFrames: a column gets its sources from all of them."""
     merged: dict[str, dict[FieldSource, None]] = {}
     for columns in lineages:
         for name, sources in columns.items():
@@ -123,7 +123,7 @@ class Tracer:
     topics: frozenset[str]
     _traced: dict[tuple[int, int], _Traced] = field(default_factory=dict)
     _aliases: dict[int, dict[int, _Node]] = field(default_factory=dict)
-    """Expressions that a node names, by their ids, by the node's identity."""
+    """Expressions that a node names, by expression id; nodes are identified by `id()`."""
 
     def columns(self) -> dict[str, tuple[FieldSource, ...]]:
         """Return the sources of each column, by name."""
@@ -189,7 +189,10 @@ class Tracer:
         return _joined([self._column(_output(child)[at][0], child) for child in plan.children])
 
     def _opaque(self, plan: _Node) -> _Traced:
-        """Return sources without fields: any part of the inputs below a node."""
+        """Return one source without a field for each input below a node.
+
+        Nobody knows which part the value comes from.
+        """
         return _Traced(tuple(_From(name, ()) for name in _feeds(plan, self.feeds)))
 
     def _generated(self, generator: _Node, at: int, count: int, plan: _Node) -> _Traced:
@@ -302,7 +305,7 @@ _TRACES: Mapping[str, Callable[[Tracer, _Node, _Node], _Traced]] = {
 
 
 def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
-    """Return the root of a tree that is given as a list of nodes, each before its children."""
+    """Return the root of a tree, from a list of its nodes in which parents precede children."""
     at = iter(nodes)
 
     def build() -> _Node:
@@ -314,7 +317,7 @@ def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
 
 
 def _aliases(plan: _Node) -> list[_Node]:
-    """Return the expressions that a node gives names."""
+    """Return the expressions that a node names."""
     lists = (value for value in plan.fields.values() if isinstance(value, list))
     trees = (tree for values in lists for tree in values if isinstance(tree, list) and tree and "class" in tree[0])
     return [_tree(tree) for tree in trees if tree[0]["class"].endswith(".Alias")]
@@ -379,7 +382,7 @@ def _inner(kind: Any, name: str) -> Any:
 
 
 def _steps(literal: _Node) -> tuple[str, ...] | None:
-    """Return the names in a JSONPath; None for a path that is not followed."""
+    """Return the names in a JSONPath; None for a path of an unsupported form."""
     text = str(literal.fields.get("value"))
     try:
         return Field.of(text).steps if text.startswith("$") else None

@@ -2,18 +2,13 @@
 
 By default a batch ends with its commit. With `max_unflushed` a batch ends when its SSTs are durable on this machine: a
 thread uploads them and commits, version after version, while the next batches run, like RocksDB flushing memtables
-while others are written. The SSTs wait in one folder for each runner. The next runner removes the folder of a runner
-that died: a version that was never committed is computed again.
+while others are written. Each runner has one folder in which its SSTs wait. If a runner dies, the next runner removes
+that folder, and computes the uncommitted versions again.
 
-The version that a batch was built on may no longer be the newest at commit time: a compaction of another process is a
+The version that a batch was built on may no longer be the newest at commit time: a compaction by another process is a
 version, too. A compaction changes no row, so the batch is rebased on it and gets the next number
 (`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is `Outdated`. Any other
 version with the batch's number ends this writer.
-
-A version records the stage's store requests in all processes of its runner. The driver counts in the stores that it
-uses for the stage; the planners of its sources, which are separate processes, in files of a folder; tasks report with
-their results. Requests of failed attempts are in the report of the next task of the same worker, if any. Requests for
-the whole app are charged to the first stage of a runner.
 """
 
 import threading
@@ -42,9 +37,10 @@ from ..listener import BatchReport, StateFigures
 
 
 class StageMeter:
-    """Adds up the requests of one stage. Used by one thread at a time; its counters are updated by any.
+    """Adds up the requests of one stage. Used by one thread at a time, but any thread may update its counters.
 
-    `folder` has the counts of the planners' processes, a file each; `stores` are those that the driver uses for the
+    `folder` has the counts of the planner processes, a file for each; `stores` are the stores that the driver uses for
+    the
     stage.
     """
 
@@ -53,11 +49,11 @@ class StageMeter:
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
 
     def put(self, seconds: float) -> None:
-        """Note the duration of a manifest's put; the next version reports it."""
+        """Note the duration of the put of a manifest, for the next version to report."""
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the counts since the last call, without those that tasks report."""
+        """Return the counts since the last call, except those that tasks report."""
         now, planned = self._clock(), shared_stats(self.folder)
         total = sum(
             (*(store.take() for store in self._stores), planned - self._planned),
@@ -68,24 +64,24 @@ class StageMeter:
 
 
 _UPLOADS = 4
-"""SSTs of one version that are uploaded at once; each is in memory meanwhile."""
+"""Maximum number of SSTs of a version that are uploaded, and held in memory, at once."""
 
 
 class Outdated(CommitConflict):
-    """A batch was computed on outdated state and has to be computed again."""
+    """A batch was computed on outdated state and must be computed again."""
 
 
 class PromotedMeanwhile(Outdated):
-    """A batch was computed without the sinks that a promotion has given its app since."""
+    """A batch was computed without sinks that a promotion gave its app in the meantime."""
 
 
 class ForgottenMeanwhile(Outdated):
-    """A batch may have been computed on rows of keys that were forgotten since."""
+    """A batch may have been computed on rows of keys that were forgotten in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed version and the version before."""
+    """A committed version, the version before it, and how long the batch and the commit took."""
 
     previous: Manifest
     manifest: Manifest
@@ -94,7 +90,7 @@ class Committed:
     commit_seconds: float
     """Time that the put of the manifest took."""
     unflushed: int
-    """Newer versions that are not committed yet."""
+    """Number of newer versions that are not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +100,29 @@ class PendingVersion:
     base: Manifest
     manifest: Manifest
     merges: tuple[Done, ...]
-    """Compactions that `manifest` has adopted."""
+    """Compactions whose results `manifest` names."""
     started: float
     """Start of the batch, on the monotonic clock."""
     on_commit: Callable[[Committed], None]
     stats: Stats = field(default_factory=Stats)
-    """Requests and bytes of its tasks in the store."""
+    """Store requests and bytes of the batch's tasks."""
 
     @property
     def added(self) -> frozenset[str]:
-        """Objects of the SSTs that the version before did not have."""
+        """Objects of the SSTs that `base` does not have."""
         existing = {sst.object for sst in all_ssts(self.base)}
         return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in existing)
 
 
 class Committer:
-    """Commits the versions of one claimed stage. Versions come from one thread; other methods are thread-safe.
+    """Commits the versions of one claimed stage. Call `submit` from one thread only; other methods are thread-safe.
 
     Args:
-        claimed: The claim's manifest, the head.
+        claimed: Manifest of the claim, which is the stage's head.
         meter: Counts the stage's requests, for its versions to record; None to count nothing.
-        spool: Folder where SSTs wait for their upload; None when they are in the store already.
+        spool: Folder where SSTs wait for their upload; None if they are written to the store directly.
         max_unflushed: Maximum number of versions that are acknowledged and not committed; 0 for none.
-        failed: Called, on a thread of this class, with the error after which nothing more is committed.
+        failed: Called, on a thread of this class, with the error that stops all further commits.
     """
 
     def __init__(
@@ -162,13 +158,14 @@ class Committer:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
-        """Make a version durable: one request, unless another version has its number.
+        """Make a version durable. Takes one request, or more if another version has its number.
 
-        With `max_unflushed`, return once at most that many versions wait for their commit, or, while `in_order`, once
+        With `max_unflushed`, return once at most that many versions wait for their commit; while `in_order` is set,
+        once
         this version is committed.
 
-        Raises `Fenced` where a writer with a newer epoch took the stage over, `CommitConflict` where another writer
-        committed a version that no batch can follow, `Outdated`, and `Refused` after `close`.
+        Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
+        a version that no batch can follow, `Outdated`, and `Refused` after `close`.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -190,7 +187,7 @@ class Committer:
         self._commit(change)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything submitted is committed; return False after the timeout or a failure."""
+        """Wait until every submitted version is committed; return False after the timeout or a failure."""
         with self._moved:
             return self._moved.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
 
@@ -201,7 +198,7 @@ class Committer:
             self._moved.notify_all()
 
     def refresh(self) -> None:
-        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
+        """Adopt versions that other processes committed, such as compactions. Raises `Fenced` after a take-over."""
         # A commit under way checks for itself, and may wait for storage.
         if not self._committing.acquire(blocking=False):
             return
@@ -244,7 +241,7 @@ class Committer:
                 self._moved.notify_all()
 
     def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
-        """Commit a version on top of the head. Raises as `submit` does without `max_unflushed`."""
+        """Commit a version on top of the head. Raises what `submit` raises without `max_unflushed`."""
         claimed, rebased, started = self._claimed, change, 0.0
 
         def follows(head: Manifest) -> bool:
@@ -283,7 +280,7 @@ class Committer:
         change.on_commit(Committed(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1)))
 
     def _find_conflict(self, head: Manifest) -> Manifest | None:
-        """Return the first version after ours, up to `head`, that no batch of this writer can follow; else None."""
+        """Return the first version after this writer's head that its batches cannot follow; None if there is none."""
         since = (
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
@@ -293,7 +290,7 @@ class Committer:
         )
 
     def _rebase(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """Return the version rebased on this head. Raises `Outdated` where its batch has to be computed again."""
+        """Return the version rebased on this head. Raises `Outdated` if its batch has to be computed again."""
         if head.sinks.keys() != change.base.sinks.keys() or head.promotion != change.base.promotion:
             change = self._add_promoted_sinks(change, head)
         if head.forgotten != change.base.forgotten and change.added:
@@ -309,9 +306,10 @@ class Committer:
         return moved
 
     def _add_promoted_sinks(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """Return the version with the sinks of a promotion that came after its batch was computed.
+        """Return the version with the sinks of a promotion that was committed after its batch was computed.
 
-        Raises `PromotedMeanwhile` where the batch had an effect, because the new sinks need its rows.
+        Raises `PromotedMeanwhile` if the batch had an effect, because its rows have to be published to the new sinks,
+        too.
         """
         manifest = change.manifest
         rows_in = (source.rows for source in manifest.inputs.values())
@@ -336,7 +334,10 @@ class Committer:
 
 
 def spools_beside(cache_folder: Path) -> Path:
-    """Return the folder of spools for all runners with this cache: on the same disk, outside of the cache."""
+    """Return the folder that holds the spools of all runners with this cache.
+
+    On the cache's disk, outside the cache.
+    """
     return cache_folder.with_name(f"{cache_folder.name}-spool")
 
 

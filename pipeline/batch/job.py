@@ -1,7 +1,6 @@
-"""The streaming query of one stage, and the Spark job of each of its batches, up to the reports of the tasks.
+"""The Spark job of each batch of one stage, from the stage's rows to the reports of its tasks.
 
-The query has the stage's inputs as Spark sources, and its function applied to them once. Also the stage's
-configuration, and batches that leave records out.
+Also has the configuration of a stage's runner, and the retry of a failed batch without bad records.
 """
 
 import dataclasses
@@ -48,14 +47,14 @@ from .transform import apply, for_state, tag
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
-"""Maximum seconds for a query to start, counted from its first batch."""
+"""Maximum seconds to wait, during a query's first batch, for the query's start to return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a stage's batches: size, interval, and number of versions ahead of the store.
+    """Limits of a stage's batches: size, interval, and number of versions ahead of the last commit.
 
-    `until` has the end offsets of users' topics by name; topics that are not named are read to their ends.
+    `until` maps users' topics to the end offsets to read to; topics that are not in it are read to their ends.
     """
 
     max_records: int | None
@@ -67,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool."""
+    """Configuration of one stage's runner. With `max_unflushed`, `places` has a spool folder."""
 
     stage: Stage
     shape: Shape
@@ -76,41 +75,41 @@ class StageConfig:
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     compaction_threads: int = 1
-    """Merges at a time, in the background; 0 when another process merges."""
+    """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
-    """True to download SSTs in the background; for tasks that run on this machine."""
+    """True to download SSTs in the background; only useful if tasks run on this machine."""
     rescue: Callable[["Batch", Exception], Written] | None = None
-    """Computes a failed batch without the bad records, or raises its error; None for stages that reject none."""
+    """Computes a failed batch without the bad records, or raises its error; None if the stage rejects no records."""
     set_aside: Callable[["Batch", Written], Written] | None = None
     """Moves records that a sink's topic refuses to the table of rejected records; None if no sink rejects any."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """Topics of the sinks that are not published under their declared names."""
+    """Topics, by sink, of the sinks that are published under another name than declared."""
     retry: Callable[["Batch"], Written] | None = None
     """Computes the waiting rejected records as a batch of their own."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
-    """Folder in which readers keep the fetched records, by archived topic."""
+    """Folders in which readers keep the records that they fetch, by archived topic."""
     tracing: Tracing | None = None
-    """Creates a span for each batch; None for no tracing."""
+    """Creates a span for each batch; None to create none."""
 
 
 @dataclass(slots=True)
 class StageJob:
-    """Computes the batches of one stage, whose SSTs are in `store`."""
+    """Computes the batches of one stage. `store` is the store, or the spool, to which SSTs are written."""
 
     config: StageConfig
     store: ObjectStore
     cache: SstCache
     homes: Homes | None
-    """Executors of the state partitions, if tasks run on several machines."""
+    """Executors of the state partitions; None if all tasks run on this machine."""
     access: Callable[[], S3Access | None]
     """Returns the workers' access to the store; called for each batch because credentials may be temporary."""
     stopping: Callable[[], bool]
     query: Future[StreamingQuery] | None = None
-    """The stage's query once started, to count records read; None to count none. A first batch may begin earlier."""
+    """The stage's query, once started, for counting its records; None to count none. A batch may begin before that."""
     _forecast: Forecast = field(default_factory=Forecast)
 
     def times(self, base: Manifest) -> BatchTimes:
-        """Return the times of the batch that would follow a version, starting now."""
+        """Return the times of the batch that would follow the version `base` if it started now."""
         now_ms, by = instants.now_ms(), self.config.shape.due_by
         due = due_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
@@ -135,7 +134,7 @@ class StageJob:
         return set_aside(batch, written) if set_aside is not None else written
 
     def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
-        """Return the counter of a batch's records from users' topics; None if it reads none."""
+        """Return the counter of the records that a batch reads from users' topics; None if it reads no such topic."""
         users = any(not base.inputs[name].upstream and end.offsets for name, end in after.items())
         return RecordCounts.of(self.query.result(_START_S)) if users and self.query is not None else None
 
@@ -180,7 +179,7 @@ class StageJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch on top of the version `base`, to be computed whole or in part."""
+    """A batch on top of the version `base`. All of its rows are computed, or only some."""
 
     job: StageJob
     base: Manifest
@@ -199,7 +198,7 @@ class Batch:
 
 
 def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
-    """Write the rows of a stage without state to its channels, without a shuffle."""
+    """Write the rows of a stage without state to its outputs, without a shuffle."""
     outputs = tuple(enumerate(task.outputs))
     if task.rows:
         tagged = (F.when(F.col(TAG) == n, _kafka_partition(output, n)) for n, output in outputs)
@@ -208,7 +207,7 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
 
 
 def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
-    """Return the Kafka partition of a row; with a `tag`, of the rows with that tag. Sinks have one partition."""
+    """Return the Kafka partition of a row; with a `tag`, of a row of that tag. Sinks have one partition."""
     if not target.key:
         return F.lit(0)
     names = target.key if tag is None else (name_of(tag, column) for column in target.key)
@@ -218,7 +217,7 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle the rows to their state partitions and merge them there, at `homes` if there are several machines.
+    """Shuffle the rows to their state partitions and merge them there. With several machines, `homes` places the tasks.
 
     If rows of the table may fall due, each non-empty state partition also gets a marker row. If pre-aggregation pays
     off (`Forecast.few_keys`) and the task allows it, rows are aggregated before the shuffle.
@@ -235,7 +234,10 @@ def run_state(
 
 
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    """Return rows and marker rows with each state partition in one task; with `alone`, all of them in one task."""
+    """Return rows and marker rows, with all rows of a state partition in one task.
+
+    With `alone`, all rows in one task.
+    """
     count = task.step.table.partitions
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
@@ -253,7 +255,7 @@ def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: b
 
 
 def _partition(hashed: Column, partitions: int) -> Column:
-    """Return Spark's form of `store.sst.hashing.partition_of`."""
+    """Return a column with the state partition of a hash, as `store.sst.hashing.partition_of` computes it."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 
@@ -282,7 +284,7 @@ PLANNED_AT_ONCE = {
     # Number of keys in Spark's hash table, for aggregates whose values cannot be updated in place, before it sorts.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
 }
-"""Spark settings of a stage's query. A query and its batches' jobs keep the settings of the query's start."""
+"""Spark settings with which a stage's query is started; the query and the jobs of its batches keep them."""
 
 
 def start_query(
@@ -348,9 +350,10 @@ def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[
     """Return a callback whose tasks are cancelled without an interrupt when another task of the batch fails.
 
     A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
-    kills the daemon with the workers of all other stages: one stage's poison record would fail the batches of all
-    (Spark 4.3, `PythonWorkerFactory`). A task cancelled without an interrupt ends at its next row, or with its worker
-    after four seconds.
+    kills the daemon with the workers of all other stages (Spark 4.3, `PythonWorkerFactory`). So one stage's poison
+    record
+    would fail the batches of all stages. A task cancelled without an interrupt ends at its next row, or, after four
+    seconds, together with its worker.
     """
 
     def called(rows: DataFrame, batch: int) -> None:

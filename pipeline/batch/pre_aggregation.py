@@ -1,8 +1,8 @@
-"""Pre-aggregation: partial aggregates by Spark before its shuffle, for batches with many rows a key.
+"""Pre-aggregation: partial aggregates by Spark before its shuffle, for batches with many rows for each key.
 
 Partial aggregates merge to the same table, except for the last bits of float sums, which depend on the order of rows
-anyway. Pre-aggregation saves shuffling and merging each row, and costs a hash table. It does not pay off where most
-keys have one row, which the batch before shows.
+anyway. Pre-aggregation avoids shuffling and merging each row, and costs a hash table. It does not pay off if most keys
+have one row, which the reports of the batch before show.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,35 +19,38 @@ from ...store.versions.column_types import in_backticks
 from .task import StateTask
 
 _LEAST_ROWS = 50_000
-"""Smaller batches are not pre-aggregated: nothing to save."""
+"""Minimum number of rows of a batch for which pre-aggregation saves enough."""
 _WORTH_IT = 0.6
-"""Maximum share of a batch's rows that may remain after pre-aggregation."""
+"""Maximum ratio of pre-aggregated rows to a batch's rows at which pre-aggregation pays off."""
 _FEW_KEYS = 10_000
-"""Maximum number of keys that one task merges: more tasks would cost more than they save."""
+"""Maximum number of keys that are merged in a single task: more tasks would cost more than they save."""
 _REMEMBERED = 0.95
 """Factor by which the measured spread of keys decays with each batch without pre-aggregation."""
 _MOST_DIGITS = 28
-"""Maximum precision of a decimal: Spark's sum needs ten digits more."""
+"""Maximum precision of a decimal column: Spark's sum adds ten digits."""
 _TIMES = (t.TimestampType, t.TimestampNTZType)
 _FRACTIONS = (t.FloatType, t.DoubleType)
 _NUMBERED = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DateType, *_TIMES)
-"""Types that can be ordered as an integer."""
+"""Types whose order is that of an integer."""
 _IN_PLACE = (t.BooleanType, t.DecimalType, *_FRACTIONS, *_NUMBERED)
 """Types whose values Spark's hash table updates in place."""
 _KEPT = (t.StringType, t.BinaryType, *_IN_PLACE)
-"""Types that have a smallest, largest, first or last value."""
+"""Types of which Spark can find the smallest, largest, first or last value."""
 _KEEPS_IN_PLACE = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
-"""True if Spark's `max_by` takes a count: then it uses a hash table, else it sorts the rows."""
+"""True if Spark's `max_by` takes a count.
+
+Such Spark versions compute it in a hash table, earlier ones sort the rows.
+"""
 _BOUND = "_slackwater_bound"
-"""Column with the time from which rows are too far ahead of the clock, in microseconds since 1970."""
+"""Column with the event time, in microseconds since 1970, beyond which a row is too far ahead of the clock."""
 _BATCH = "_slackwater_batch"
-"""View of a batch's rows."""
+"""Name of the temporary view of a batch's rows."""
 SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
 """Spark setting: number of tasks after the shuffle of pre-aggregated rows."""
 
 
 class Forecast:
-    """Predicts from a stage's last batch if pre-aggregation pays off for the next one."""
+    """Predicts, from a stage's last batch, whether pre-aggregation pays off for the next one."""
 
     def __init__(self) -> None:
         self._spread = 1.0
@@ -103,7 +106,10 @@ def _has_collation(kind: t.DataType) -> bool:
 
 
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
-    """Return pre-aggregated rows (one for each key, with its `_hash`) and the task for them. Requires `can_add_up`."""
+    """Return one row for each key with its partial aggregates and `_hash`, and the task that merges such rows.
+
+    Requires `can_add_up`.
+    """
     schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.added_up
     partials = {ROWS: "count(1)", TASKS: f"bit_or({TASKS})"}
@@ -146,7 +152,7 @@ def _listed(columns: Mapping[str, str]) -> str:
 
 
 def _parts(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
-    """Return the SQL of an aggregate's partial values, by their names, for an aggregate that needs no order."""
+    """Return the SQL of each partial value of an aggregate that does not depend on the order of rows, by name."""
     if aggregate.column is None:
         return {"count": "count(1)"}
     column, kind = in_backticks(aggregate.column), schema[aggregate.column].dataType
@@ -165,12 +171,12 @@ def _parts(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
 
 
 def _by(function: str, value: str, rank: str) -> str:
-    """Return SQL for the value with the largest (`max`) or smallest (`min`) rank among several rows."""
+    """Return the SQL of the value whose rank is the largest (`max`) or smallest (`min`) of several rows."""
     return f"get({function}_by({value}, {rank}, 1), 0)" if _KEEPS_IN_PLACE else f"{function}_by({value}, {rank})"
 
 
 def _picked(aggregate: Aggregate, schema: t.StructType) -> str:
-    """Return SQL for the value and `by` of the first or last row; ties take the largest value, NaN before null."""
+    """Return SQL for the value and `by` of the first or last row. In ties the largest value wins, NaN before null."""
     value, by = in_backticks(str(aggregate.column)), in_backticks(str(aggregate.by))
     kind = schema[str(aggregate.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMES) else f"CAST({by} AS bigint)"

@@ -24,13 +24,13 @@ from .schemas import Shape
 from .transform import for_state, over, tag
 
 Numbers = npt.NDArray[np.int64]
-"""Record numbers."""
+"""Record numbers, an array."""
 _BATCH_ROWS = 10_000
 
 
 @dataclass
 class Rerun:
-    """A stage's function applied to given records, and to subsets of them. Raises `Refused` where the function fails.
+    """A stage's function applied to given records, and to subsets of them. Raises `Refused` if the function fails.
 
     `rows` is the function's result for all records, in the form of a batch's rows, in the session `spark`.
     """
@@ -38,9 +38,12 @@ class Rerun:
     stage: Stage
     shape: Shape
     inputs: Sequence[DataFrame]
-    """Records of each input with their numbers as `RECORD`, in the order of the function's arguments."""
+    """Records of each input, with their numbers in the column `RECORD`, in the order of the function's arguments."""
     output: str = ""
-    """The wanted output of a stage without state that returns a DataFrame for each output; empty for all."""
+    """Output whose rows are wanted, if a stage without state returns one DataFrame for each output.
+
+    Empty for all outputs.
+    """
 
     def __post_init__(self) -> None:
         self._feeds = [plan_of(frame) for frame in self.inputs]
@@ -53,7 +56,10 @@ class Rerun:
 
     @cached_property
     def numbered(self) -> DataFrame | None:
-        """The function's rows, each with its record's number as `RECORD`; None if the function mixes records."""
+        """The function's rows with the number of their record in the column `RECORD`.
+
+        None if the function mixes records.
+        """
         located = [with_records(frame, self._shown) for frame in self._frames]
         numbered = [frame for frame in located if frame is not None]
         return tag(numbered, (*self.shape.key, RECORD)) if len(numbered) == len(located) else None
@@ -64,7 +70,7 @@ class Rerun:
         return for_state(rows, key, bound.needs, Times(self.shape.watermarks), self.shape.late) if bound else rows
 
     def table(self) -> tuple[pa.Table, bool]:
-        """Return `needed` of all rows, by one Spark job, and True if each row has its record's number as `RECORD`."""
+        """Return `needed` of all rows, by one Spark job, and True if the rows have the column `RECORD`."""
         return self.needed(self.rows if self.numbered is None else self.numbered).toArrow(), self.numbered is not None
 
     @cached_property
@@ -74,7 +80,10 @@ class Rerun:
         return np.sort(np.concatenate(parts))
 
     def of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
-        """Return the rows of `numbered` with these key hashes, without some records; None if `numbered` is None."""
+        """Return the rows of `numbered` with these key hashes, but not of the records `without`.
+
+        None if `numbered` is None.
+        """
         if self.numbered is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
@@ -82,13 +91,13 @@ class Rerun:
         return self.without(self.numbered, without).where(of_key)
 
     def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
-        """Return the function's rows when it does not get these records."""
+        """Return what the function returns if it gets all records except `left_out`."""
         if not left_out:
             return rows
         return self._where(rows, f"`{RECORD}` NOT IN ({', '.join(f'{number}L' for number in sorted(left_out))})")
 
     def only(self, rows: DataFrame, chosen: Numbers) -> DataFrame:
-        """Return the function's rows when it gets only these records: a subset of `numbers`, ascending."""
+        """Return what the function returns if it gets only the records `chosen`, an ascending subset of `numbers`."""
         indexes = np.searchsorted(self.numbers, chosen)
         begins = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
         ends = np.append(begins[1:], len(indexes)) - 1
@@ -113,9 +122,9 @@ class Rerun:
 def records_of(
     spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path, batch_rows: int = _BATCH_ROWS
 ) -> DataFrame:
-    """Return an input's records with their numbers as a DataFrame that Spark reads from a file, one task a core.
+    """Write an input's records and their numbers to a file, and return a DataFrame that reads it, in one task a core.
 
-    There are at most as many tasks as batches of `batch_rows`.
+    There are at most as many tasks as the file has batches of `batch_rows`.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
@@ -126,7 +135,7 @@ def records_of(
     file_path = str(path)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield `batch_rows` rows of the file for each start number from Spark."""
+        """Yield `batch_rows` rows of the file from each start number that Spark passes."""
         for batch in batches:
             with pa.memory_map(file_path) as mapped:
                 table = pa.ipc.open_file(mapped).read_all()

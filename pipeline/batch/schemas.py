@@ -42,7 +42,7 @@ from .transform import Applied, apply, each_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TO = re.compile(r"_to(_\d+)?", re.IGNORECASE)
-"""Names reserved for the columns with a row's Kafka partitions."""
+"""Reserved names: the columns that hold a row's Kafka partitions."""
 _SESSION = "spark.sessionWindow"
 """Spark's metadata key of a session window column."""
 
@@ -53,16 +53,16 @@ class Shape:
 
     Attributes:
         inputs: Schema of the rows that the function gets, by the input's declared name.
-        emits: Schema of the rows that go to the stage's outputs, by the output's name.
+        emits: Schema of the rows that are written to the stage's outputs, by the output's name.
         key: Key columns of the state; empty without state.
         table: The stage's table; None without state.
-        bound: The state, bound to the function's rows.
+        bound: The state, with the columns of the function's rows that it needs; None without state.
         rows: Without state: schema of each output's rows; empty if all outputs get the same rows.
         watermarks: Watermarks that the function declares.
-        timed: Inputs with a watermark, declared here or by the stage that writes them.
+        timed: Inputs that have a watermark, declared by this stage or by the stage that writes the input.
         late_by: Columns of a batch's rows that decide if a row is late; empty if no row can be late.
         late: Columns of late rows that are sent on, each with its name in the output.
-        lineage: Source fields of the columns, as `Manifest.lineage` has them.
+        lineage: Source fields of the columns, in the form of `Manifest.lineage`.
     """
 
     inputs: dict[str, StructType]
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def due_by(self) -> DueBy | None:
-        """Kind of time that makes rows of the table fall due, the watermark or the clock; None if no row does."""
+        """Kind of time at which rows of the table fall due, the watermark or the clock; None if no row can fall due."""
         return self.bound.due_by if self.bound is not None else None
 
     @property
@@ -97,8 +97,9 @@ class Shape:
 def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     """Return the schemas of all stages of an app, by name, upstream first.
 
-    Raises `NotFound` where a key or a state names a column that the function does not return, `Refused` where a
-    function fails, returns no DataFrame, or keeps state of its own, `Usage` where inputs have keys of different types.
+    Raises `NotFound` if a key or a state names a column that the function does not return; `Refused` if a function
+    fails, returns no DataFrame, or keeps state of its own; and `Usage` if a key column has different types in the
+    inputs.
     """
     result: dict[str, Shape] = {}
     forget_latest()
@@ -134,7 +135,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 
 def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str, DataFrame]) -> dict[str, Lineage]:
-    """Return the source fields of the table's key and of the columns sent to each channel, as far as plans tell."""
+    """Return source fields of the table's key and of the columns sent to each channel, as far as plans show them."""
     topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
     lineages = [sources_of(frame, streams, topics) for frame in applied.frames]
     rows = joined(lineages)
@@ -154,7 +155,10 @@ def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str,
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
-    """Return the schemas with that of late rows, if they are sent on. Raises `Refused` if no row can be late."""
+    """Return the schemas, with the schema of late rows added if they are sent on.
+
+    Raises `Refused` if no row can be late.
+    """
     if stage.late is None:
         return shape
     if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
@@ -202,12 +206,12 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
 
 
 def ddl_of(rows: StructType) -> str:
-    """Return the columns of a repartition topic as DDL, the form that manifests store."""
+    """Return the columns of a repartition topic as DDL, in which manifests store them."""
     return ", ".join(f"{in_backticks(field.name)} {_ddl(field.dataType)}" for field in rows)
 
 
 def _ddl(kind: DataType) -> str:
-    """Return a type's DDL. Spark's own DDL does not quote the names of struct fields."""
+    """Return a type's DDL, with the names of struct fields quoted, which Spark's own DDL omits."""
     match kind:
         case StructType():
             names = [name if _WORD.fullmatch(name) else in_backticks(name) for name in kind.names]
@@ -284,9 +288,9 @@ def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType]
 
 
 def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
-    """Return the stage's state. If the key has a session window, it identifies no row, because sessions grow.
+    """Return the stage's state. If the key has a session window, the window does not identify a row: sessions grow.
 
-    Raises `Refused` for sessions that could not be stored, or not be final.
+    Raises `Refused` for sessions that cannot be stored, or whose rows cannot be final.
     """
     sessions = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
     if not sessions:
@@ -321,7 +325,10 @@ def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
 
 
 def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
-    """Return the schema of each output of the state. Raises `Refused` unless there is one for all or one each."""
+    """Return the schema of each output of the state.
+
+    Raises `Refused` unless there is one for all outputs or one for each.
+    """
     if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, but writes= has "
@@ -336,7 +343,7 @@ def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:
-    """Raise `Usage` if a key column has several types: 1 and "1" hash differently, so rows would not meet."""
+    """Raise `Usage` if a key column has different types, such as 1 and "1", whose hashes differ."""
     for column in key:
         types = {name: str(schema.field(column).type) for name, schema in rows.items()}
         if len(set(types.values())) > 1:

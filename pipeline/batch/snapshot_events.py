@@ -1,4 +1,4 @@
-"""The snapshot protocol's part of a batch: events of its commit, and the markers and captures that follow.
+"""The snapshot protocol's part of a batch: events of its commit, and the markers and captures that result.
 
 Pure functions of the head and the positions of the inputs before and after the batch. Nothing is kept between batches,
 so that a batch that does not commit leaves no trace.
@@ -17,10 +17,10 @@ from ...store.versions.manifest import Manifest, Span
 def arrive(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> Outcome:
-    """Return the protocol's answer to a batch that moves the inputs from `before` to `after`, by declared name.
+    """Return the protocol's answer to a batch that moves inputs from `before` to `after`, both by declared name.
 
-    Both are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are gone. Raises
-    `Corruption` if the head's captures do not continue with the batch.
+    Both positions are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are gone.
+    Raises `Corruption` if the batch does not continue where the head's captures end.
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
@@ -57,7 +57,7 @@ def arrive(
 def _events(
     channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
-    """Yield the events in the protocol's order: all batches before all markers."""
+    """Yield the events in the protocol's order: all events for batches before all events for markers."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
             yield cl.BatchArrived(name, Span(before[name].version, after[name].version))

@@ -43,10 +43,10 @@ from .snapshot_events import arrive
 
 
 class StageRunner:
-    """Runs one claimed stage. Batches come on Spark's thread; all other methods are thread-safe.
+    """Runs one claimed stage. Spark calls it with batches on a thread of its own; all other methods are thread-safe.
 
     Args:
-        claimed: The claim's manifest, the head.
+        claimed: Manifest of the claim, which is the stage's head.
         access: Returns the workers' access to the store; called for each batch because credentials may be temporary.
         on_commit: Called with the report of each committed batch.
         on_move: Called with the newest committed and the newest acknowledged version when either changes.
@@ -119,11 +119,11 @@ class StageRunner:
         return self._committer.tip
 
     def forget(self, snapshots: frozenset[str]) -> None:
-        """Have the next version drop these recorded snapshots, whose requests are gone."""
+        """Have the next version drop these recorded snapshots, whose requests no longer exist."""
         self._closed_snapshots = snapshots
 
     def keep_in_order(self, enabled: bool) -> None:
-        """Set if each batch has to be committed before the next, in spite of `max_unflushed`."""
+        """With `enabled`, commit each batch before the next one starts, in spite of `max_unflushed`."""
         self._committer.in_order = enabled
 
     def stop(self) -> None:
@@ -144,9 +144,9 @@ class StageRunner:
         return started
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until the batch under way has ended and all versions are committed; drop the rest after the timeout.
+        """Wait until the current batch has ended and all versions are committed; after the timeout, drop the rest.
 
-        Failures from then on are not recorded in `error`.
+        Failures after this call are not recorded in `error`.
         """
         deadline = time.monotonic() + timeout_s
         if self._busy.acquire(timeout=timeout_s):
@@ -156,11 +156,11 @@ class StageRunner:
         self._committer.close()
 
     def check_epoch(self) -> None:
-        """Adopt versions of other processes, such as compactions. Raises `Fenced` after a take-over."""
+        """Adopt versions that other processes committed, such as compactions. Raises `Fenced` after a take-over."""
         self._committer.refresh()
 
     def close(self) -> None:
-        """Stop compactions and fetches, and commit nothing more."""
+        """Stop compactions and downloads of SSTs, and commit nothing more."""
         self._committer.close()
         if self._homes is not None:
             self._homes.close()
@@ -184,7 +184,7 @@ class StageRunner:
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """Name the batch in log lines and in a span while the block runs."""
+        """Add the version being made to log lines, and open the batch's span, while the block runs."""
         app, tracing = self.head.app, self._config.tracing
         with (
             working_on(app, self.stage.name, self.tip.version + 1),
@@ -209,10 +209,10 @@ class StageRunner:
         self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Call `make`, which makes a version, and repeat the call if a promotion or a forget made the batch outdated.
+        """Call `make`, which makes a version; call it again if a promotion or a forget made the batch outdated.
 
         After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
-        objects that are gone.
+        objects that no longer exist.
         """
         previous = self.tip
         try:
@@ -250,7 +250,7 @@ class StageRunner:
     def retry(self) -> None:
         """Run the waiting rejected records through the program, as a batch of their own between two others.
 
-        Its version commits the changes of the table, the channels and the records atomically. Raises what a batch
+        Its version changes the table, the channels and the table of rejected records atomically. Raises what a batch
         raises, which ends the stage.
         """
         with self._busy:
@@ -272,10 +272,10 @@ class StageRunner:
         self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
 
     def edit(self, store: ObjectStore, request: EditRequest) -> None:
-        """Apply a requested edit of rows between two batches, as a version of its own, unless already done.
+        """Apply a requested edit of rows between two batches, as a version of its own, unless it is applied already.
 
-        An edit that cannot be applied gets the reason written to its request. Raises what a commit raises, which ends
-        the stage.
+        If an edit cannot be applied, the reason is written to its request. Raises what a commit raises, which ends the
+        stage.
         """
         with self._busy:
             base, job = self.tip, self._job
@@ -316,7 +316,7 @@ class StageRunner:
         *,
         with_rows: bool = True,
     ) -> None:
-        """Write the markers after a computed batch, and submit its version for commit."""
+        """Write the snapshot markers that follow a computed batch, and submit its version for commit."""
         results, merges, resources = tuple(written.results), self._finished, self._config.resources
         markers = {}
         for snapshot, channel in outcome.markers:
@@ -348,7 +348,7 @@ class StageRunner:
         stall_seconds: float = 0.0,
         rejected: tuple[str, ...] = (),
     ) -> None:
-        """Submit the version after `base` for commit; its tasks have reported `results`.
+        """Submit the version after `base` for commit. `results` are the reports of its tasks.
 
         `rejected` has the trace contexts of the records that the batch left out.
         """
@@ -375,7 +375,7 @@ class StageRunner:
             self._on_move(self.head, self.tip)
 
     def _wake_for(self, manifest: Manifest) -> None:
-        """Have a batch start when the next row falls due, or at once if one is already due."""
+        """Have a batch start when the table's next row falls due, or at once if a row is already due."""
         if self._config.shape.due_by is None:
             return
         times, at_ms = manifest.event_time, None
@@ -385,5 +385,5 @@ class StageRunner:
 
     @property
     def _finished(self) -> tuple[Done, ...]:
-        """Compactions that the next version may adopt."""
+        """Finished compactions, whose results the next version may name."""
         return self._upkeep.finished if self._upkeep is not None else ()

@@ -1,8 +1,7 @@
-"""Spark tasks of a micro-batch, in a Python worker: merge rows into the state, send rows to Kafka, and report.
+"""The Spark task of a micro-batch, in a Python worker: sends rows to Kafka and reports.
 
-A task's effect counts once the driver names its attempt in a manifest: a retried or speculative attempt leaves only
-orphans. The task of a state partition looks up the batch's keys, has `state.step` merge, writes one L0 SST, and sends
-emitted rows.
+A task takes effect when the driver commits a manifest that names its attempt. A retried or speculative attempt that no
+manifest names leaves only orphans.
 """
 
 from abc import ABC, abstractmethod
@@ -48,19 +47,19 @@ Partitions = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class OutputTopic:
-    """A channel or a sink, as tasks write it. Without a topic, nothing is written."""
+    """The Kafka topic to which tasks write a channel or a sink. If `topic` is empty, nothing is written."""
 
     name: str
     topic: str
     partitions: int = 1
     key: tuple[str, ...] = ()
-    """Columns that choose the Kafka partition; empty for a sink, whose records keep the order of their task."""
+    """Columns that choose the Kafka partition. Empty for a sink, whose internal topic has one partition."""
     encoding: Encoding | None = None
-    """Encoding of a sink's rows as records; None for rows as they are."""
+    """Encoding of a sink's rows as records; None for a channel, to which rows are sent as they are."""
     published_to: str = ""
-    """Topic to which a sink's records are published, which limits their size."""
+    """Topic to which a sink's records are published, and whose size limit applies to them."""
     rejects: bool = False
-    """True if records too large for the topic are reported (`TaskReport.unsent`) and do not fail the batch."""
+    """True if records too large for the topic are reported (`TaskReport.unsent`) instead of failing the batch."""
 
     def partitions_of(self, rows: pa.Table) -> Partitions:
         """Return the Kafka partition of each row."""
@@ -72,7 +71,7 @@ class OutputTopic:
 def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mapping[str, str]) -> OutputTopic:
     """Return the topic to which a batch on top of `base` writes the rows for a channel or a sink.
 
-    `published` has the topics of sinks that are not published under their declared names.
+    `published` maps sinks to their topics, for sinks that are not published under their declared names.
     """
     if isinstance(target, Repartition):
         channel = base.outputs[target.name]
@@ -86,7 +85,7 @@ def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mappi
 
 
 _MOST_PUBLISHED = MOST_RECORD - (64 << 10)
-"""Maximum bytes of a sink's record, which has to fit into a message of the internal topic."""
+"""Maximum bytes of a sink's record, which must fit into a message of the internal topic."""
 _LIMIT_S = 60.0
 """Seconds for which a topic's maximum record size is cached."""
 _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
@@ -96,9 +95,9 @@ _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
 def check_sizes(
     kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
 ) -> tuple[pa.Table, tuple[Unsent, ...]]:
-    """Return a sink's records that fit into its topic, and those that are too large.
+    """Return a sink's records that fit into its topic, and the records that are too large.
 
-    Raises `BadRecord` for the first record that is too large if the sink does not reject records.
+    Raises `BadRecord` for the first record that is too large, unless the sink rejects such records.
     """
     sizes = outgoing.batch_bytes(records)
     most, topic = int(sizes.max(initial=0)), (kafka.name, target.published_to)
@@ -141,11 +140,11 @@ class Task(ABC):
     version: int
     outputs: tuple[OutputTopic, ...]
     times: Times = field(default_factory=Times, kw_only=True)
-    """Event times to look for."""
+    """Event times that the task finds in its rows and reports."""
     error_mark: ErrorMark = field(default=ERROR_MARK, kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the task and yield one row with its report; nothing if there are no rows."""
+        """Run the task and yield one row with its report; yield nothing if there are no rows."""
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
@@ -169,10 +168,11 @@ class Task(ABC):
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
     ) -> tuple[dict[str, dict[int, SentTo]], tuple[Unsent, ...]]:
-        """Send each output its rows, each to its partition.
+        """Send each output its rows, each row to its Kafka partition.
 
-        Returns what was sent, by output and partition, and the records that sinks' topics refuse. Raises `BadRecord`
-        for a row that exceeds the size of a message, or a record that exceeds the limit of a sink's topic.
+        Returns what was sent, by output and partition, and the records that are too large for a sink's topic. Raises
+        `BadRecord` for a row that exceeds the size of a message, and for a too large record of a sink that does not
+        reject records.
         """
         sent, unsent = dict[str, dict[int, SentTo]](), tuple[Unsent, ...]()
         for target, rows, partitions in parts:
@@ -208,10 +208,11 @@ class Task(ABC):
 
 @dataclass(frozen=True, slots=True)
 class WriteTask(Task):
-    """The task of a stage without state: sends the function's rows to the channels.
+    """Task of a stage without state: sends the function's rows to the stage's outputs.
 
-    Without `rows`, all rows go to each output, and `_to_<n>` is a row's partition in the n-th. With `rows`, rows tagged
-    n go to the n-th output, and `_to` is their partition.
+    Without `rows`, each output gets all rows, and column `_to_<n>` has a row's partition in output n. With `rows`,
+    output n
+    gets the rows with tag n, and column `_to` has their partition.
     """
 
     rows: tuple[pa.Schema, ...] = ()
@@ -232,20 +233,23 @@ class WriteTask(Task):
 
 
 MARK = "_is_mark"
-"""Column in batches where rows may fall due. True for a marker row: no record, only a state partition to check."""
+"""Column of batches in which rows may fall due.
+
+True in a marker row, which is no record: its state partition is checked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTask(Task):
-    """The task of a stage with state. Rows have `_hash`; all rows of a state partition are in one task."""
+    """Task of a stage with state. Its rows have `_hash`, and all rows of a state partition are in the same task."""
 
     step: Step
-    """Merges rows into the state; every attempt has the driver's clock, so that all decide alike."""
+    """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
     ssts: tuple[Sst, ...]
     only_checks: bool = False
-    """True to merge rows without writing anything, only to see that it succeeds."""
+    """True to merge rows without writing anything, only to see if the merge succeeds."""
     late_to: tuple[OutputTopic, Mapping[str, str]] | None = None
-    """Output for late rows, and the columns sent, each with its name in the output; None to drop late rows."""
+    """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         marked: frozenset[int] = frozenset()
@@ -267,7 +271,7 @@ class StateTask(Task):
         return replace(result, rows_in=num_rows(rows), sent=sent, unsent=unsent, late=num_rows(late))
 
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
-        """Merge the rows that are not late, and the rows that fall due in the `marked` state partitions."""
+        """Merge rows that are not late, and the rows of the table that fall due in the `marked` state partitions."""
         table, count, reads = self.step.table, self.step.table.partitions, Reads()
         counted, store, cache = self.resources.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
@@ -304,7 +308,7 @@ class StateTask(Task):
         )
 
     def _emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> Iterator[tuple[OutputTopic, pa.Table, Partitions]]:
-        """Yield the rows that the state partitions emitted, for each output."""
+        """Yield each output with the rows that the state partitions emitted for it."""
         tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
         # A single table goes to all outputs.
         for target, rows in zip(self.outputs, tables * len(self.outputs) if len(tables) == 1 else tables, strict=True):

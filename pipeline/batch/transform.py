@@ -1,6 +1,6 @@
-"""Applies a stage's function to DataFrames: the streams of its query, or records at hand.
+"""Calls a stage's function on DataFrames: on the streams of its query, or on given records.
 
-Operators that would keep Spark state, which no snapshot sees, are refused before anything is written. A
+Operators that would keep Spark state, which snapshots cannot include, are refused before anything is written. A
 `withWatermark` in the function is a node of Spark's plan and metadata of its column. The stage keeps the watermark;
 Spark's query needs none.
 """
@@ -36,12 +36,12 @@ _STATEFUL = {
     "Window": "update(..., order_by=...)",
 }
 _WATERMARK, _DELAY = "EventTimeWatermark", "spark.watermarkDelayMs"
-"""Spark's operator of `withWatermark`, and the metadata key with its delay."""
+"""Spark's operator for `withWatermark`, and the metadata key of its delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredWatermark:
-    """A watermark of one DataFrame's rows: the column with their event time, and the delay."""
+    """Watermark of a DataFrame's rows: the column with their event time, and the delay."""
 
     column: str
     delay_ms: int
@@ -49,10 +49,10 @@ class DeclaredWatermark:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Result of a stage's function: its DataFrames, and the watermark declared on each."""
+    """Result of a stage's function: its DataFrames, and the watermark that each declares."""
 
     frames: tuple[DataFrame, ...]
-    """One DataFrame, or one for each input (with state) or output (without state); all outputs read a stream once."""
+    """One DataFrame, or one for each input (with state) or output (without state, reading each stream only once)."""
     sources: tuple[str, ...]
     """Names of the inputs, in the order in which Spark numbers the query's sources."""
     declared: tuple[DeclaredWatermark | None, ...] = ()
@@ -60,14 +60,17 @@ class Applied:
 
 @contextmanager
 def _calling(stage: Stage) -> Iterator[None]:
-    """Raise errors of a stage's function, called within the block, as `Refused`."""
+    """Turn errors of a stage's function, called within the block, into `Refused`."""
     topics = [source.name for source in stage.inputs.values() if isinstance(source, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
         yield
 
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
-    """Apply the stage's function to one DataFrame for each input. Raises `Refused` as `shapes` does."""
+    """Call the stage's function with one streaming DataFrame for each input.
+
+    Raises `Refused` in the cases of `shapes`.
+    """
     with _calling(stage):
         frames = _frames(stage, inputs.values())
         _check_frames(stage, frames)
@@ -86,7 +89,7 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
 
 
 def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    """Apply the stage's function to batch DataFrames; returns them as `Applied.frames` does. Raises `Refused`."""
+    """Call the stage's function with batch DataFrames; return its DataFrames as a tuple. Raises `Refused`."""
     with _calling(stage):
         return _frames(stage, inputs)
 
@@ -97,7 +100,7 @@ def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def each_output(stage: Stage, frames: Sequence[object]) -> bool:
-    """Return True if there is one DataFrame for each output of a stage without state."""
+    """Return True if a stage without state returned one DataFrame for each of its outputs."""
     return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
 
 
@@ -141,7 +144,7 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
 
 
 def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
-    """Return the inputs' names in the order of the plan's streams. Raises `Refused` unless each occurs once."""
+    """Return the inputs' names in the order of the plan's streams. Raises `Refused` unless every input occurs once."""
     names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
     # The second use of a stream gets new column ids.
     streams = [[names.get(first_column(stream)) for stream, *_ in paths(plan_of(frame))] for frame in frames]
@@ -166,7 +169,7 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
 
 
 def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
-    """Return all rows of these DataFrames, which have the key columns with the same types."""
+    """Return the rows of all DataFrames, which have the same types of key columns, as one DataFrame."""
     if len(frames) == 1:
         return frames[0]
     tagged = []
@@ -192,7 +195,7 @@ def for_state(
 
 
 def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
-    """Return the watermark of a returned DataFrame, or None. Raises `Refused` for one that cannot be kept."""
+    """Return the watermark of a returned DataFrame, or None. Raises `Refused` for a watermark that cannot be kept."""
     watermarks = [node for node in nodes(plan) if kind(node) == _WATERMARK]
     if not watermarks:
         return None

@@ -1,9 +1,9 @@
-"""Spark's daemon of Python workers, which imports our tasks' modules before it forks the workers.
+"""Spark's daemon of Python workers, which imports the modules of slackwater's tasks before it forks the workers.
 
-Spark starts this module by its setting `spark.python.daemon.module`. Without it, each worker imports the same modules:
-half a second of a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS,
-jemalloc) belong to libraries that handle forks. The daemon and its workers ignore SIGTERM, which a service manager
-sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard input.
+Spark starts this module by its setting `spark.python.daemon.module`. Without it, each worker imports the same modules,
+which takes half a second of a core before its first batch, and memory of its own. These imports start threads of
+OpenBLAS and jemalloc, which are libraries that handle forks. The daemon and its workers ignore SIGTERM, which a service
+manager sends to every process of a run (`configure_worker`). Spark ends them by closing the daemon's standard input.
 """
 
 import gc
@@ -20,11 +20,11 @@ from ..spark.clock import STOPPED_AT, stop_clocks
 from . import task  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
-"""Socket option on Linux; None elsewhere."""
+"""Linux's socket option for immediate acknowledgements; None on other systems."""
 
 
 def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
-    """Return pyspark's worker, without errors where Spark closes the connection, as after another task failed.
+    """Return pyspark's worker function, without its error if Spark closes the connection, as after another task failed.
 
     The worker acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for 40
     ms.

@@ -1,4 +1,4 @@
-"""Prerequisites of servers on Java: Java itself, and jars, which Maven downloads once into the user's cache."""
+"""Prerequisites of servers on Java: Java itself, and jars, which Maven downloads once into the user's cache folder."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from ...common.whole_file import locked
 from ...errors import SlackwaterError
 
 Tell = Callable[[str], None]
-"""Receives progress messages of slow operations, a line each."""
+"""Receives progress messages of slow operations; each message is one line."""
 
 JAVA_NEEDED = 17
 _EVERY_S = 1.0
@@ -30,7 +30,7 @@ def quiet(_line: str) -> None:
 
 
 def find_java(who: str) -> str:
-    """Return the path of Java: of JAVA_HOME, else the first on PATH. Raises `MissingTool`, which names `who`."""
+    """Return the path of Java in JAVA_HOME, else of the first Java on PATH. Raises `MissingTool`, which names `who`."""
     hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
@@ -80,7 +80,7 @@ class Jars:
         return folder
 
     def _is_complete(self, folder: Path) -> bool:
-        """Return True if the folder was downloaded from the current `pom.xml`, of which it has a copy."""
+        """Return True if the folder has a copy of the current `pom.xml`, so that its jars are complete and current."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
         return False
@@ -119,7 +119,7 @@ class Jars:
 
 
 def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) -> tuple[int, str]:
-    """Run Maven, reporting the number of files; return its exit code, and the first error that it prints."""
+    """Run Maven, reporting the number of downloaded files. Return its exit code and the first error that it prints."""
     failure, num_files, reported_s = "", 0, time.monotonic()
     silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(

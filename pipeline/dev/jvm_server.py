@@ -25,9 +25,9 @@ _POLL_S = 0.05
 
 
 class SupervisedProcess:
-    """A server process that ends with this process, even if that is killed, unless released.
+    """A server process that ends with this process, even if this process is killed, unless it is released.
 
-    It runs in its own session, so that a Ctrl-C in the terminal reaches us and not the server.
+    It runs in its own session, so that a Ctrl-C in the terminal reaches this process and not the server.
     """
 
     def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
@@ -51,7 +51,7 @@ class SupervisedProcess:
         """Process id of the server."""
 
     def ended(self, patience_s: float = 0) -> int | None:
-        """Return the server's exit code as a shell reports it, or None if it still runs after `patience_s`."""
+        """Return the server's exit code in a shell's convention, or None if it still runs after `patience_s`."""
         try:
             return self._launcher.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -158,9 +158,9 @@ START_PATIENCE_S = 60.0
 
 
 _MOST_MOVES = 5
-"""Maximum number of port changes in one start."""
+"""Maximum number of changes of the port in one start."""
 _TAKEN = "Address already in use"
-"""Java's message if it cannot listen."""
+"""Java's error message if a port is taken."""
 
 JVM_FLAGS = (
     # The server shares a small machine with Spark. Using only the first compiler tier saves 40 % of a start's CPU time
@@ -175,8 +175,9 @@ JVM_FLAGS = (
 class EmbeddedServer(ABC):
     """A server in a folder, on a port of 127.0.0.1 that stays the same after a restart.
 
-    As a context manager, it is killed at the end, which is quick and loses no acknowledged data. Unless released, it
-    ends with this process, even if that is killed.
+    As a context manager, kills the server at the end, which is quick and loses no acknowledged data. The server ends
+    with
+    this process, even if this process is killed, unless `release` was called.
     """
 
     name: ClassVar[str]
@@ -188,9 +189,10 @@ class EmbeddedServer(ABC):
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
         """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
-        `port` None selects a free port, and another one if that is taken before the server listens. Output is appended
-        to `log`, default `server.log` in the folder. `tell` receives progress messages, such as of the download at the
-        first start.
+        `port` None selects a free port, or another free port if that is taken before the server listens. The server's
+        output is appended to `log`, by default `server.log` in the folder. `tell` receives progress messages, such as
+        those
+        of the download at the first start.
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port
@@ -208,19 +210,19 @@ class EmbeddedServer(ABC):
 
     @property
     def mark(self) -> str:
-        """Process argument that identifies the server's process."""
+        """Argument of the server's process, by which the process is recognised."""
         return f"-Dslackwater.server={self.folder}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server; None unless this object started it and has not released it."""
+        """Process id of the server; None before this object started the server, and after `release`."""
         return self._process.pid if self._process else None
 
     @abstractmethod
     def answers(self) -> bool:
-        """Return True if this server is working now, whoever started it.
+        """Return True if this folder's server answers now, whoever started it.
 
-        False if another server answers on its port.
+        Returns False if the server of another folder answers on the port.
         """
 
     @abstractmethod
@@ -281,7 +283,7 @@ class EmbeddedServer(ABC):
         return not is_port_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
     def _change_port(self) -> bool:
-        """Choose another port if the current one is taken and may change. Returns True if it may."""
+        """Switch to another port if the port is allowed to change (`may_move`). Returns True if it is."""
         if self.may_move:
             old_port, self.port = self.port, choose_port()
             self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
@@ -294,7 +296,7 @@ class EmbeddedServer(ABC):
             self._process = None
 
     def release(self) -> None:
-        """Let the server outlive this process; afterwards this object can no longer stop it."""
+        """Let the server outlive this process. Afterwards this object cannot stop the server."""
         if self._process is not None:
             self._process.release()
             self._process = None

@@ -57,9 +57,11 @@ _PREPARED = "meta.properties"
 
 
 class EmbeddedKafka(EmbeddedServer):
-    """A Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`, with clients at `broker.bootstrap`.
+    """A Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`; clients connect to `broker.bootstrap`.
 
-    `kill` and another `start` simulate a crash and recovery: same port, same data, about 3 s until it answers.
+    `kill` and another `start` simulate a crash and recovery: the port and the data stay the same, and the broker
+    answers
+    after about 3 s.
     """
 
     name: ClassVar[str] = "Kafka"

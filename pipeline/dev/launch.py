@@ -1,9 +1,10 @@
 """Script between this process and a server: runs the server and kills it when this process ends.
 
-It prints the server's process id and then waits for a byte from standard input, which releases the server. If that pipe
-breaks first, because the starter of the server has died in any way, the server is killed. A JVM cannot watch its parent
-itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the parent's thread; a pipe works everywhere. As
-the server's parent, this process cannot signal an unrelated process with a reused id.
+The script prints the server's process id and then waits for a byte from standard input, which releases the server. If
+that pipe breaks first, because the process that started the server has died in any way, the script kills the server. A
+JVM cannot watch its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists only on Linux and watches the parent's thread;
+a
+pipe works everywhere. As the server's parent, the script cannot signal an unrelated process with a reused id.
 
 Imports only light modules of the standard library: it starts with `python -I -S`.
 """
@@ -15,7 +16,7 @@ import threading
 
 
 def main() -> None:
-    """Run the command in the arguments until it ends, and exit with its code."""
+    """Run the command given as arguments until it ends, and exit with its exit code."""
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
     sys.stdout.write(f"{server.pid}\n")
     sys.stdout.flush()

@@ -1,8 +1,8 @@
 """S3 server for development, the demo and tests: s3proxy on a folder, with one bucket.
 
-Chosen because it stores objects as plain files, has no requirements beyond Kafka's, and implements `If-None-Match: *`
-with link(2), so that exactly one of concurrent writers wins. While an object is being written, a listing also shows
-`<key>-<uuid>`; such leftovers of a crash are removed at the next start.
+s3proxy stores objects as plain files, needs nothing that Kafka does not need, and implements `If-None-Match: *` with
+link(2), so that exactly one of several concurrent writers wins. While an object is being written, a listing also shows
+`<key>-<uuid>`; such files left over by a crash are removed at the next start.
 """
 
 import hmac
@@ -22,7 +22,7 @@ BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
 """The only credentials that the server accepts."""
 _MARKS = "slackwater-dev"
-"""Bucket with a single object, whose name is unique to the server's folder."""
+"""Bucket with a single object, whose name identifies the folder's server."""
 
 _SETTINGS = """\
 s3proxy.endpoint=http://{host}:{port}
@@ -64,7 +64,7 @@ class EmbeddedS3(EmbeddedServer):
         }
 
     def answers(self) -> bool:
-        """Return True if the bucket can be listed and the server has the folder's own mark."""
+        """Return True if the bucket can be listed and has the object that identifies this folder's server."""
         mark_name = self._mark_name()
         return (
             bool(mark_name)
@@ -73,7 +73,7 @@ class EmbeddedS3(EmbeddedServer):
         )
 
     def _returns(self, path: str, expected: bytes) -> bool:
-        """Return True if the server's response contains these bytes."""
+        """Return True if the server answers a GET of this path with a body that contains the expected bytes."""
         # AWS's first signature version needs only these lines; importing boto3 is slow.
         date = formatdate(usegmt=True)
         signed_text = f"GET\n\n\n{date}\n{path.partition('?')[0]}"

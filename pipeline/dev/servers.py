@@ -41,7 +41,7 @@ KAFKA_PORT = 9092
 S3_PORT = 9000
 
 State = Literal["running", "silent", "stopped"]
-"""`silent` is a process that runs and does not answer: it is starting, or has a problem."""
+"""State of a server; `silent` if its process runs but does not answer, because it is starting or has a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class ServerStatus:
     name: str
     state: State
     address: str
-    """Current or last address; empty before the first start."""
+    """Current address, or the last one of a stopped server; empty before the first start."""
     pid: int | None
     started_ms: int | None
     data: str
-    """Folder of its data."""
+    """Folder of the server's data."""
     data_bytes: int
     log: str
 
@@ -69,7 +69,7 @@ class Purged:
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """Stored record of a server. `pid` is 0 after a stop; the port is kept."""
+    """Stored record of a server. After a stop, `pid` is 0 and the port stays recorded."""
 
     pid: int
     mark: str
@@ -92,12 +92,15 @@ class DevServers:
         return self._control / "env.sh"
 
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
-        """Start the servers that do not run, and wait until both answer. Returns the names of those started.
+        """Start the servers that do not run, and wait until both answer. Returns the names of the started servers.
 
-        Without a port, a server uses its last port, else its usual one, else any free one, also if another program
-        takes the port during the start. After an error or Ctrl-C, the servers started by this call are stopped. Raises
-        `Refused` if a port is taken, if a server already runs on another port than requested, or if the folder cannot
-        be written, and the errors of `EmbeddedServer.start`.
+        If no port is given, a server uses its last port, else its usual port, else any free port; it changes to a free
+        port
+        if another program takes its port during the start. After an error or Ctrl-C, the servers started by this call
+        are
+        stopped. Raises `Refused` if a given port is taken, if a server already runs on another port than requested, or
+        if
+        the folder cannot be written, and the errors of `EmbeddedServer.start`.
         """
         try:
             self._control.mkdir(parents=True, exist_ok=True)
@@ -135,7 +138,10 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self) -> tuple[str, ...]:
-        """Stop both servers and wait until they have ended; the data is kept. Returns the names of those that ran."""
+        """Stop both servers, keep their data, and wait until they have ended.
+
+        Returns the names of the stopped servers.
+        """
         if not self._control.exists():
             return ()
         with self._locked():
@@ -188,7 +194,10 @@ class DevServers:
         return kind(self.folder / key, port=port, log=self._control / f"{key}.log", tell=self._tell)
 
     def _at(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
-        """Return the server on the port where it runs, or should run. Raises `Refused` if the port is taken."""
+        """Return the server with the port on which it runs, else with the port to start on.
+
+        Raises `Refused` if that is taken.
+        """
         recorded = self._recorded(kind)
         if self._running(recorded):
             if port not in (None, recorded.port):
@@ -210,7 +219,7 @@ class DevServers:
         return self._recorded(kind, port)
 
     def _running(self, server: EmbeddedServer) -> _Memory | None:
-        """Return the record of the server if its process runs."""
+        """Return the record of the server if its process runs, else None."""
         memory = self._memory(server.folder.name)
         return memory if memory and find_process(memory.pid, memory.mark) else None
 
@@ -255,7 +264,7 @@ class DevServers:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the disk space of the folder's files, some of which may disappear meanwhile."""
+    """Return the disk space of the folder's files. Files may disappear while it is computed."""
     total = 0
     for parent, _folders, names in os.walk(folder):
         for name in names:

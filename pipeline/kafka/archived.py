@@ -1,8 +1,8 @@
 """A Kafka that also reads an app's input archive, so that readers need not know where a record is stored.
 
 Reads of the past try the archive first: an archive has columns, and costs the brokers nothing. Other reads try Kafka
-first, and the archive for deleted records. If a topic was deleted and created again, its offsets name other records:
-then only the archive, which knows the topic's id, is read for the past.
+first, and then the archive for records that Kafka has deleted. If a topic was deleted and created again, its offsets
+name other records. Then the past is read only from the archive, which knows the topic's id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANOTHER = "of a topic that was deleted and created again since"
 
 
 def archived(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
-    """Return a Kafka that reads an app's past from its archives, and from those of the apps it was cloned from."""
+    """Return a Kafka that also reads the input archives of an app, and of the apps from which it was cloned."""
     return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
@@ -36,12 +36,12 @@ class ArchivedKafka:
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     of_past: bool = True
-    """True to read archives first and to check the topic's id, since old offsets may be an earlier topic's.
+    """True to read archives first and to check the topic's id, since old offsets may be those of an earlier topic.
 
-    False reads archives only where Kafka lacks a part of the range.
+    False to read archives only for the parts of a range that Kafka lacks.
     """
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Archive columns that messages carry, always with `offset`. Fewer columns halve the read time."""
+    """Archive columns to read into messages; `offset` is always read. Fewer columns halve the read time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     """Cached ids of Kafka's topics."""
 
@@ -57,7 +57,10 @@ class ArchivedKafka:
         return self.kafka.partition_counts(timeout_s=timeout_s)
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """Return a topic's state, with the archive's first offset as the earliest if archive and Kafka leave no gap."""
+        """Return a topic's state.
+
+        If archive and Kafka have no gap between them, the earliest offsets are the archive's.
+        """
         current = self.kafka.state(topic, timeout_s=timeout_s)
         archive = self._archive(topic) if any(current.earliest) else None
         if archive is None or self._is_other(topic, archive):
@@ -79,7 +82,10 @@ class ArchivedKafka:
         )
 
     def kept(self, topic: str, topic_id: str, ends: Offsets) -> Offsets:
-        """Return, by partition, the first offset from which archives hold all records up to `ends`; empty if none."""
+        """Return, by partition, the first offset from which archives have all records up to `ends`.
+
+        Empty without an archive.
+        """
         archive = self._archive(topic, topic_id)
         if archive is None or (is_known(topic_id) and archive.topic_id != topic_id):
             return ()
@@ -149,7 +155,7 @@ class ArchivedKafka:
     def _read_kafka(
         self, topic: str, partition: int, at: int, end: int, patience_s: float, gone: list[Gone] | None
     ) -> Iterator[Sequence[Message]]:
-        """Yield a range from Kafka, and from the archive what Kafka has deleted."""
+        """Yield a range from Kafka, and the part that Kafka has deleted from the archive."""
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
@@ -169,7 +175,10 @@ class ArchivedKafka:
     def _read_archive(
         self, archive: TopicArchives, extent: Extent, gone: list[Gone] | None, reason: str
     ) -> Iterator[Sequence[Message]]:
-        """Yield a range from archives. A gap ends it with `Gone`, unless a list `gone` takes the error."""
+        """Yield a range from archives.
+
+        At a gap, stop and raise `Gone`; with a list `gone`, append the error and go on.
+        """
         partition, first, end = extent.partition, extent.first, extent.end
         gaps = archive.lacks(partition, first, end)
         errors = [archive.gap(gap, reason) for gap in gaps]
@@ -198,9 +207,9 @@ class ArchivedKafka:
         self.kafka.delete_groups(groups)
 
     def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
-        """Return the archives of the topic with this id, by default of Kafka's topic or the last archived one.
+        """Return the archives of a topic with this id; without an id, of Kafka's topic or the one archived last.
 
-        No request to Kafka if nothing is archived under the name.
+        Makes no request to Kafka if nothing is archived under the topic's name.
         """
         expected_id = topic_id if is_known(topic_id) else ""
         archives = self.archives.of(topic, expected_id)
@@ -214,18 +223,21 @@ class ArchivedKafka:
         return self._ids[topic]
 
     def _why_archive_only(self, topic: str, archive: TopicArchives) -> str:
-        """Return the reason why Kafka cannot have records of the past; empty if it can."""
+        """Return the reason why Kafka does not have the archived topic's records; empty if it may have them."""
         if self._is_other(topic, archive):
             return _ANOTHER
         # Reading a missing topic could block until the client's timeout.
         return "" if self._id(topic) or topic in self.partition_counts() else _LOST
 
     def _is_other(self, topic: str, archive: TopicArchives) -> bool:
-        """Return True if Kafka's topic is not the archived one."""
+        """Return True if Kafka's topic has another id than the archived topic."""
         return are_two(archive.topic_id, self._id(topic))
 
     def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
-        """Return Kafka's first offset, at most `end`, after a refused read; re-raise errors other than `Gone`."""
+        """Return Kafka's earliest offset, at most `end`, after a refused read.
+
+        Raises `error` again unless it is `Gone`.
+        """
         if self.kafka.partition_counts().get(topic, 0) <= partition:
             return end
         if not isinstance(error, Gone):

@@ -1,14 +1,8 @@
 """Kafka operations for `snapshot` and `operations`: offsets, in-flight records, and consumer groups that show lag.
 
-Kafka's own tools show by consumer group how far an app has read. slackwater never reads these offsets back, since
-manifests hold the stages' positions. For monitoring, each stage has a group, `slackwater-<app>-<stage>`, whose offsets
-follow the stage's commits.
-
-For failover, there are anchors, which identify a record, and MirrorMaker's offset syncs. MirrorMaker 2 writes, now and
-then, which offset a record has in both clusters, to a compacted topic with one partition,
-`mm2-offset-syncs.<cluster>.internal` (KIP-382; `OffsetSync` of Apache Kafka's connect/mirror). Key: the topic, a string
-with its length in two bytes, and the partition, four. Value: the source's offset and the mirror's, eight bytes each.
-All numbers are big-endian, and there is no version.
+Kafka's own tools show by consumer group how far an app has read. For such monitoring, each stage has a group,
+`slackwater-<app>-<stage>`, whose offsets follow the stage's commits. slackwater never reads these offsets back, since
+manifests hold the stages' positions.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ from .open import end_offsets
 from .protocol import FOR_EVER, Kafka, Message, Offsets, another_read
 
 _GAPS = 4
-"""Offsets that are read for each wanted record at first: some hold transaction markers or were compacted away."""
+"""Offsets to read at first for each wanted record: markers and compaction leave offsets without records."""
 _STATE_S = 5.0
 """Timeout of a request for one topic's id and offsets."""
 
@@ -49,7 +43,7 @@ class KafkaChannels:
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
-    """Maximum time that the broker may be unavailable."""
+    """Maximum seconds that the broker may be unavailable."""
 
     def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
         """Return a copy that reads this app's input from its archive if Kafka has deleted the records."""
@@ -96,7 +90,10 @@ class KafkaChannels:
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def held(self) -> RemainingOf:
-        """Return a function that tells which records of an input's topic still exist. Requests are cached by topic."""
+        """Return a function that tells from which offsets an input's records still exist.
+
+        Requests are cached by topic.
+        """
         state = cache(self.state)
 
         def held_of(source: Input) -> Remaining:
@@ -193,7 +190,7 @@ class KafkaChannels:
 
 
 def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Encode captured rows as messages to the partitions that they came from."""
+    """Encode captured rows as messages, each for the Kafka partition that its rows came from."""
     return split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy())
 
 
@@ -203,7 +200,7 @@ def group_of(app: str, stage: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Commits the stages' offsets to their consumer groups, without waiting."""
+    """Commits the stages' offsets to their consumer groups, without waiting for the brokers."""
 
     kafka: Kafka
     app: str
@@ -221,7 +218,7 @@ Sync = tuple[int, int]
 
 
 def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
-    """Parse an offset sync to topic, partition and offset pair; None for any other record."""
+    """Parse a record to a topic, a partition and a pair of offsets; return None for a record that is no offset sync."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
     (length,) = struct.unpack_from(">h", key)
@@ -241,7 +238,7 @@ def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync]
 
 
 def anchor(message: Message) -> Anchor:
-    """Return a record's offset, time and digest."""
+    """Return the anchor of a record: its offset, time and digest."""
     key, value = message.key(), message.value()
     digest = xxhash.xxh3_128()
     for part in (key, value):

@@ -1,7 +1,7 @@
-"""Clients of librdkafka: pools kept for the lifetime of a process, reads of a partition's range, transactions.
+"""Pools of Kafka clients, kept for the lifetime of a process, and reads of an offset range of a partition.
 
-A new consumer takes 150 ms or more to return its first record; Spark reuses its Python workers, and so their clients.
-A transactional producer commits records of a topic together with an offset of another.
+A new consumer takes 150 ms or more to return its first record. Spark reuses its Python workers, so their clients are
+reused, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .protocol import (
 
 POLL_S = 0.25
 QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
-"""Properties that stop librdkafka from logging each lost connection to stderr; `Patience` reports an outage once."""
+"""Properties that keep librdkafka from logging each lost connection to stderr; `Patience` reports an outage once."""
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 _FATAL = (*GONE, *_UNAUTHORISED, KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
@@ -58,7 +58,7 @@ _READING = {
 
 
 class Clients:
-    """Kafka clients of one process with the same properties, each created on first use."""
+    """Kafka clients with the same properties in one process. A client is created on its first use."""
 
     def __init__(self, kafka: Properties) -> None:
         self._properties: dict[str, object] = {**QUIET, **kafka}
@@ -79,15 +79,16 @@ class Clients:
         return self._producers[patience_s]
 
     def discard_producer(self, patience_s: float) -> None:
-        """Drop a producer after an error, since an idempotent one may refuse all later writes."""
+        """Drop a producer after an error: an idempotent producer may refuse all later writes."""
         self._producers.pop(patience_s, None)
 
     @contextmanager
     def consumer(self) -> Iterator[Consumer]:
-        """Lend a consumer for exclusive use. A returned consumer has no assignment and fetches nothing.
+        """Lend a consumer for exclusive use during the context. An idle consumer has no assignment and fetches nothing.
 
-        Records fetched ahead would usually be read by another worker, and a fetch that waits at the end of one
-        partition delays the first fetch of the next.
+        Otherwise it would fetch records ahead that usually another worker reads, and a fetch that waits at the end of
+        one
+        partition would delay the first fetch of the next partition.
         """
         try:
             consumer = self._idle.pop()
@@ -100,7 +101,10 @@ class Clients:
             self._idle.append(consumer)
 
     def committer(self, group: str) -> Consumer:
-        """Return a consumer that only commits a group's offsets. Raises `KafkaException` if not authorised."""
+        """Return a consumer that is used only to commit a group's offsets.
+
+        Raises `KafkaException` if not authorised.
+        """
         if group not in self._groups:
             # Without the right Read on the group, `commit` and `close` would block forever.
             try:
@@ -119,7 +123,7 @@ class Clients:
 
 
 def clients(kafka: Properties) -> Clients:
-    """Return this process's clients with these properties. A forked child gets its own."""
+    """Return this process's clients with these properties. A forked child gets clients of its own."""
     return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
 
@@ -131,12 +135,12 @@ def _clients(pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
 
 
 def server(kafka: Properties) -> str:
-    """Return the name of the brokers for messages."""
+    """Return the brokers' name for messages: `Kafka at host:port`."""
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
 def asking(kafka: Properties) -> AbstractContextManager[None]:
-    """Warn if the brokers do not answer during the context, naming the setting with their address."""
+    """Warn if the brokers do not answer during the context; the warning names the setting with the brokers' address."""
     return on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING))
 
 
@@ -148,7 +152,7 @@ def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
 
 
 def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
-    """Return the error for a broker's answer that a right on a topic is missing; None for any other answer.
+    """Return the error for a broker's answer that the user lacks a right on a topic; None for any other answer.
 
     The right is named as in Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.
     """
@@ -198,7 +202,10 @@ def read_range(
 
 
 def _skip_deleted(consumer: Consumer, position: TopicPartition, at: int, end: int, allowed: list[Gone] | None) -> int:
-    """Assign the consumer to the first existing offset and return that; raise `Gone` if `allowed` is None."""
+    """Assign the consumer to the first existing offset and return that offset.
+
+    The deletion is appended to the list `allowed` as an error, or raised as `Gone` if `allowed` is None.
+    """
     try:
         first = int(consumer.get_watermark_offsets(position, timeout=10)[0])
     except KafkaException:
@@ -219,7 +226,7 @@ _FULL_QUEUE_POLL_S = 0.1
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
-"""Commits faster than this sent each request once, so that no duplicate request can still be in flight.
+"""Maximum duration of a commit whose requests were certainly sent only once, so that no duplicate is in flight.
 
 librdkafka resends EndTxn after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
 """
@@ -242,7 +249,7 @@ class KafkaTransactions:
     def __init__(
         self, kafka: Properties, settings: TransactionSettings, max_bytes: Callable[[str], int | None] = lambda _: None
     ) -> None:
-        """Create a closed producer; `max_bytes` is `Kafka.max_message_bytes`."""
+        """Create a producer that is not open yet. `max_bytes` is `Kafka.max_message_bytes`."""
         self._kafka, self._settings, self._topic, self._max_bytes = kafka, settings, settings.topic, max_bytes
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
@@ -313,10 +320,10 @@ class KafkaTransactions:
     def commit(self, offset: int, text: str) -> None:
         """Commit the transaction, and note whether a duplicate of its requests may still be in flight.
 
-        librdkafka resends a request if no answer comes. If the first request arrives during the next transaction, the
+        librdkafka sends a request again if no answer comes. If the first copy arrives during the next transaction, the
         broker cannot tell it from a request of that transaction, since both have the same epoch: EndTxn would end the
         transaction half-way, and TxnOffsetCommit would move the place back. So after a commit that took long enough for
-        a resend, the next transaction begins under a new epoch.
+        such a second copy, the next transaction begins under a new epoch.
         """
         producer = self._open
         with self._translating():
@@ -335,10 +342,11 @@ class KafkaTransactions:
             self._repeated = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
 
     def close(self) -> None:
-        """Close the clients. The next producer with this id, or a timeout, aborts an open transaction.
+        """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.
 
-        Both abort under the next epoch, which all partitions learn. Aborted under the current epoch, a record still in
-        flight could join the next transaction on brokers before 3.6, which do not verify that.
+        Both abort under the next epoch, which all partitions learn. If the transaction were aborted under the current
+        epoch, a record still in flight could join the next transaction on brokers before 3.6, which do not check for
+        that.
         """
         if self._producer is not None:
             self._producer.purge()
@@ -354,7 +362,7 @@ class KafkaTransactions:
         return self._producer
 
     def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
-        """Write one record, and wait while the queue is full: a delivery timeout makes room."""
+        """Write one record. While librdkafka's queue is full, wait: deliveries and delivery timeouts make room."""
         while True:
             try:
                 self._open.produce(self._topic, value, key, headers=list(headers))

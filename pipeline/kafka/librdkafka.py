@@ -37,13 +37,16 @@ _NO_LEADER = (
 _TIMEOUTS = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
 _METADATA_S = 10.0
 _NO_ID = str(Uuid(0, 0))
-"""The id that brokers without topic ids (before Kafka 2.8) return."""
+"""Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class LibrdKafka:
-    """Implements `Kafka` with confluent-kafka. Holds only properties; the process's `clients` hold connections."""
+    """Implements `Kafka` with confluent-kafka.
+
+    Holds only properties: the connections are in the process's `clients`.
+    """
 
     properties: Properties = field(repr=False)
 
@@ -90,7 +93,7 @@ class LibrdKafka:
         return self.topic_ids([topic]).get(topic, "")
 
     def _until_led(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call `ask` with the remaining seconds; retry while partitions have no leader."""
+        """Call `ask` with the seconds left, and again while partitions have no leader, until the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -103,7 +106,7 @@ class LibrdKafka:
             time.sleep(POLL_S)
 
     def _describe(self, topic: str, timeout_s: float) -> tuple[int, str]:
-        """Return the topic's number of partitions and its id. Raises `NotFound` and `Refused`."""
+        """Return the topic's number of partitions and its id. Raises `NotFound` or `Refused`."""
         admin = self._clients.admin
         try:
             description = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic].result()
@@ -117,7 +120,7 @@ class LibrdKafka:
         return len(description.partitions), _id_of(description)
 
     def _list(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
-        """Return, for each partition, the offset that its spec asks for and the leader epoch there, -1 if unknown."""
+        """Return each partition's requested offset, and the leader epoch of that offset (-1 if unknown)."""
         specs_by_partition = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
         committed = IsolationLevel.READ_COMMITTED
         futures = self._clients.admin.list_offsets(
@@ -184,7 +187,7 @@ class LibrdKafka:
     def _failures(
         self, futures: Mapping[str, Future[object]], ignored: Collection[int]
     ) -> Iterator[tuple[str, KafkaError]]:
-        """Yield (name, error) of failed requests, except errors with a code in `ignored`."""
+        """Yield the name and the error of each failed request, except errors with a code in `ignored`."""
         for name, future in futures.items():
             try:
                 future.result()

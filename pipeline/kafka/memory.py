@@ -1,7 +1,7 @@
 """An in-memory Kafka for tests and experiments in one process.
 
-Unlike a cluster: there are no ACLs, retention deletes nothing, records may have any size, and transactions never
-time out.
+Differences from a cluster: there are no ACLs, retention deletes nothing, records may have any size, and transactions
+never time out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Partition:
 
     start: int = 0
     log: list[_Message | None] = field(default_factory=list)
-    """None is a transaction marker."""
+    """Messages by offset; None stands for a transaction marker."""
     epoch: int = 0
 
 
@@ -101,7 +101,7 @@ class MemoryKafka:
     @staticmethod
     @cache
     def named(address: str) -> MemoryKafka:
-        """Return this process's Kafka at an address, `memory://NAME`; creates an empty one on first use."""
+        """Return the Kafka of this process at an address, `memory://NAME`; create an empty one on first use."""
         return MemoryKafka(address)
 
     @property
@@ -220,7 +220,7 @@ class MemoryKafka:
     def read_all(
         self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
     ) -> tuple[list[Sequence[_Message]], list[Gone]]:
-        """Return what `read` yields, and the errors for deleted ranges, in one call for a remote process."""
+        """Return all that `read` yields, and the errors for deleted ranges, so that a remote process needs one call."""
         gone: list[Gone] = []
         arguments = topic, partition, start, end
         chunks = self.read(*arguments, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
@@ -255,7 +255,7 @@ class MemoryKafka:
             raise NotFound("Kafka topic", topic, self._topics) from None
 
     def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
-        """Append records, and a transaction marker if `marked`, while the caller holds the lock."""
+        """Append records, and a transaction marker if `marked`. The caller holds the lock."""
         partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
         for record in records:
             by_key = crc32(record.key or b"") % len(partitions)

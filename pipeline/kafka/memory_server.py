@@ -21,13 +21,16 @@ from .memory import MemoryKafka, MemoryTransactions
 from .protocol import Kafka, Message, Properties, TransactionSettings
 
 PLACE = "memory.place"
-"""The property with the server's address: process id, port and key."""
+"""Property with the server's address: process id, port and key."""
 _HOST = "127.0.0.1"
 
 
 @contextmanager
 def served(kafka: MemoryKafka) -> Iterator[Properties]:
-    """Serve this Kafka to other processes until the context ends. Yields properties for their `open_kafka`."""
+    """Serve this Kafka to other processes until the context ends.
+
+    Yields the properties with which they call `open_kafka`.
+    """
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
@@ -44,7 +47,10 @@ def served(kafka: MemoryKafka) -> Iterator[Properties]:
 
 
 def opened(properties: Properties) -> Kafka:
-    """Return the Kafka with these properties: this process's instance, or a client of the process that serves it."""
+    """Return the Kafka with these properties.
+
+    This process's own instance, or a client of the process that serves it.
+    """
     address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
     if not place or place.split()[0] == str(os.getpid()):
         return MemoryKafka.named(address)
@@ -58,7 +64,10 @@ def _remote(_pid: int, address: str, place: str) -> RemoteMemory:
 
 
 class _Calls:
-    """Objects whose methods remote clients call: the Kafka as number 0, then the transactions made from it."""
+    """Objects whose methods remote clients call, by number.
+
+    The Kafka is 0, followed by the transactions that it creates.
+    """
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._objects: dict[int, MemoryKafka | MemoryTransactions] = {0: kafka}
@@ -67,7 +76,10 @@ class _Calls:
     def answer(
         self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, Any]:
-        """Call a method. Return ("returned", value), ("made", number of the new transactions) or ("raised", error)."""
+        """Call a method of object `number`. Return how it ended and with what, as a pair.
+
+        The pair is ("returned", value), ("made", number of the new transactions) or ("raised", error).
+        """
         try:
             result = getattr(self._objects[number], method)(*positional, **keywords)
         except Exception as error:

@@ -78,20 +78,20 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
 def send(
     kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
-    """Write (partition, value) messages with slackwater's header. Return the end offset after them, by partition.
+    """Write (partition, value) messages with slackwater's header. Return, by partition, the end offset after them.
 
     After an error, readers skip the messages already written, because no manifest names their attempt. Raises
-    `Refused`, `NotTaken` and `Unavailable`.
+    `Refused`, `NotTaken` or `Unavailable`.
     """
     records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
 
 
 def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, patience_s: float) -> Offsets:
-    """Write a snapshot's marker to each partition, after the version's own messages. Return the marker's offsets.
+    """Write a snapshot's marker to each partition, after the version's own messages. Return the markers' offsets.
 
     A marker counts only if a manifest names its offset, so markers of a writer that fails before its commit are
-    skipped. Raises `Unavailable` when the broker does not answer for longer than `patience_s`.
+    skipped. Raises `Unavailable` if the broker does not answer for longer than `patience_s`.
     """
     messages = [(partition, b"") for partition in range(partitions)]
     ends = send(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)
@@ -149,7 +149,7 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the messages that these attempts wrote, as sent, with the `ADDRESS` columns added.
+    """Yield the rows of the messages that these attempts wrote, in their original columns and the `ADDRESS` columns.
 
     Raises `Corruption`.
     """
@@ -212,9 +212,11 @@ def _address(message: Message) -> str:
 
 
 def check_count(topic: str, part: Range, num_rows: int, gone: Sequence[Gone]) -> None:
-    """Check that a range held as many rows as its writers' manifests say. Raises `Corruption`, or the last of `gone`.
+    """Check that a range held `sent` rows, as its writers' manifests say.
 
-    Fewer rows are accepted if keys among them were forgotten.
+    Raises `Corruption`, or the last error in `gone`.
+
+    Fewer rows are accepted if `gone` tells that keys were forgotten.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

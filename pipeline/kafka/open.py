@@ -1,4 +1,4 @@
-"""Opening a Kafka cluster, waiting until it answers, and end offsets of topics."""
+"""Functions that open a Kafka cluster, wait until it answers, and return end offsets of topics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .protocol import Kafka, Offsets, patience_with
 
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
-    """Open Kafka at `host:port` or with librdkafka's client properties; `memory://NAME` is an in-process one for tests.
+    """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    No request is made: see `wait_for`.
+    Makes no request: call `wait_for` to see whether the brokers answer.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if in_memory(properties):
@@ -81,20 +81,23 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets |
 
 @dataclass(slots=True)
 class EndOffsets:
-    """Cached end offsets of topics. After Kafka's first timeout no more requests are made, since each takes seconds."""
+    """Cached end offsets of topics.
+
+    After Kafka's first timeout it makes no more requests, since each would take seconds.
+    """
 
     kafka: Kafka
     timeout_s: float = field(kw_only=True)
     silence: str = ""
     """Error message of the first timeout; empty while Kafka answers."""
     another: dict[str, str] = field(default_factory=dict)
-    """By topic, the reason why the topic is missing or is not the one that was read."""
+    """Reason, by topic, why the topic cannot be asked: it does not exist, or is not the topic that was read."""
     _states: dict[str, TopicState] = field(default_factory=dict)
 
     def __call__(self, source: Input) -> Offsets | None:
         """Return the end offset of each partition of an input's topic.
 
-        None if unknown, if the topic does not exist, or if another topic now has its name.
+        Returns None if the offsets are unknown, if the topic does not exist, or if another topic now has its name.
         """
         topic = source.topic
         if not (topic in self._states or topic in self.another or self.silence):

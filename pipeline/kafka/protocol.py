@@ -24,17 +24,20 @@ Offsets = tuple[int, ...]
 HEADER = "slackwater"
 """Name of the header that slackwater sets on messages of its internal topics."""
 FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Properties of a sink's internal topic: records are deleted only once they are published."""
+"""Properties of a sink's internal topic, from which Kafka itself deletes nothing.
+
+The publisher deletes published records.
+"""
 
 
 MESSAGE_BYTES = 8 << 20
 """`max.message.bytes` of slackwater's internal topics, and of its producers."""
 MOST_RECORD = MESSAGE_BYTES - (64 << 10)
-"""Maximum bytes of one record's value in an internal topic. The difference leaves room for Kafka's own overhead."""
+"""Maximum bytes of a record's value in an internal topic: `MESSAGE_BYTES` less room for Kafka's overhead."""
 
 
 class Record(NamedTuple):
-    """A record to send. None as the partition picks it by the key; None as the time means now."""
+    """A record to send. With partition None, the key decides the partition; with time None, the time is now."""
 
     value: bytes | None
     partition: int | None = None
@@ -48,7 +51,7 @@ class TooLarge(NamedTuple):
 
     key: bytes | None
     size: int
-    """Bytes; 0 if unknown."""
+    """Size in bytes; 0 if unknown."""
     limit: int | None
 
     @property
@@ -61,7 +64,7 @@ class TooLarge(NamedTuple):
 
 
 _SHOWN = 200
-"""Maximum bytes of a key that error messages show."""
+"""Maximum bytes of a key that are shown in error messages."""
 
 
 class Message(Protocol):
@@ -78,7 +81,7 @@ class Message(Protocol):
 
 
 class NotTaken(Unavailable):
-    """The brokers rejected or did not acknowledge records that were sent. `passing` is True if a retry may succeed."""
+    """The brokers rejected records, or did not acknowledge them. `passing` is True if a retry may succeed."""
 
     def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
         super().__init__(f"{kafka} did not accept messages for {topic!r}: {why}")
@@ -87,11 +90,11 @@ class NotTaken(Unavailable):
 
 
 class Overtaken(Exception):
-    """The producer is fenced: another one began with its transactional id, or the broker aborted the transaction."""
+    """The producer is fenced by another with its transactional id, or the broker aborted the transaction."""
 
 
 class Broken(Exception):
-    """A transaction failed with unknown outcome: the next `open` tells whether it was committed.
+    """A transaction failed with unknown outcome. The next `open` tells if it was committed.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
     """
@@ -107,33 +110,36 @@ class TransactionSettings(NamedTuple):
     transactional_id: str
     """Kafka's `transactional.id`; at most one producer at a time can write with it."""
     group: str
-    """The consumer group whose offset of partition 0 of `source` is the publisher's place."""
+    """Consumer group whose offset of partition 0 of `source` is the publisher's place."""
     source: str
-    """The internal topic that the place is an offset of."""
+    """Internal topic on which the place is an offset."""
     topic: str
-    """The topic that the records are written to."""
+    """Topic to which the records are written."""
     patience_s: float
-    """Delivery timeout of a record."""
+    """Delivery timeout of a record, in seconds."""
     timeout_s: int = 60
     """Seconds after which the broker aborts an open transaction and fences its producer."""
 
 
 class Transactions(Protocol):
-    """A transactional producer: each transaction commits records of one topic together with an offset, the place.
+    """Transactional producer. A transaction commits records of one topic together with a publisher's place.
 
-    Methods raise `Refused` for permanent errors; after `Overtaken` or `Broken`, call `open` before the next
+    Methods raise `Refused` for permanent errors. After `Overtaken` or `Broken`, call `open` before the next
     transaction.
     """
 
     def open(self) -> tuple[int, str] | None:
-        """Fence earlier producers with this id. Return the last committed offset and text, or None if there is none."""
+        """Fence earlier producers with this id.
+
+        Return the last committed place's offset and text, or None if there is none.
+        """
 
     def begin(self) -> None: ...
 
     def add(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        """Write records, invisible to committed readers until `commit`."""
+        """Write records, which consumers with `read_committed` see only after `commit`."""
 
     def commit(self, offset: int, text: str) -> None:
         """Commit the records written since `begin`, together with the offset and text of the place."""
@@ -145,7 +151,7 @@ class Transactions(Protocol):
 class Kafka(Protocol):
     """A Kafka cluster. Clients belong to this process; other processes open the cluster by its `properties`.
 
-    Methods raise `Unavailable` when the brokers do not answer in time, and `Refused` when they deny permission.
+    Methods raise `Unavailable` if the brokers do not answer in time, and `Refused` if they deny permission.
     """
 
     @property
@@ -159,7 +165,7 @@ class Kafka(Protocol):
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        """Return a topic's id, and the earliest and end offset of each partition (`read_committed` ends).
+        """Return a topic's id, and the earliest offset and the `read_committed` end offset of each partition.
 
         Raises `NotFound`.
         """
@@ -171,7 +177,10 @@ class Kafka(Protocol):
         """Return, by partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the ids of the topics that exist, in one request; ids are empty if the brokers have none."""
+        """Return the ids of those topics that exist, in one request.
+
+        Ids are empty if the brokers do not support ids.
+        """
 
     def topic_id(self, topic: str) -> str:
         """Return a topic's id, which changes when the topic is deleted and created again; empty if unknown."""
@@ -188,7 +197,7 @@ class Kafka(Protocol):
         """Delete topics that exist. Return those that Kafka refuses to delete."""
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        """Delete the records of a partition before an offset. Errors are ignored, and the records stay."""
+        """Delete a partition's records before an offset. Errors are ignored; the records then stay."""
 
     def retention_ms(self, topic: str) -> int | None:
         """Return `retention.ms` of a topic, -1 for unlimited; None if it is unknown or the topic does not exist."""
@@ -197,7 +206,7 @@ class Kafka(Protocol):
         """Return `max.message.bytes` of a topic, the limit of one batch of records; None if unknown."""
 
     def not_writable(self, topic: str) -> Refused | None:
-        """Return the error that a write to the topic would raise, or None if writes are allowed or that is unknown."""
+        """Return the error that a write to the topic would raise; None if it would succeed, or if that is unknown."""
 
     def read(
         self,
@@ -216,25 +225,25 @@ class Kafka(Protocol):
 
         Raises `Gone` if Kafka has deleted the first of the records. With a list `gone`, the error is appended to that
         list instead, and the remaining records are read: the deleted ones may be markers or output of failed attempts,
-        which no reader needs. Raises `Refused`, and `Unavailable` when the broker does not answer, or returns no
-        record, for longer than `patience_s`.
+        which no reader needs. Raises `Refused`; and `Unavailable` if the broker, for longer than `patience_s`, does not
+        answer or returns no record.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        """Write records durably and in order, outside of transactions. Return the end offset after them, by partition.
+        """Write records durably and in order, outside of transactions. Return, by partition, the end offset after them.
 
         Raises `Refused`; `NotTaken` if the broker rejects a record or does not acknowledge all of them within
-        `patience_s`; and `Unavailable` if the broker does not answer for longer than that.
+        `patience_s`; and `Unavailable` if the broker does not answer for longer than `patience_s`.
         """
 
     def transactions(self, settings: TransactionSettings) -> Transactions:
         """Return a transactional producer with no open transaction."""
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        """Set the offsets of a consumer group, by topic. Errors are ignored."""
+        """Set the offsets of a consumer group; `positions` are by topic. Errors are ignored."""
 
     def delete_groups(self, groups: Sequence[str]) -> None:
-        """Delete consumer groups that exist. Errors are ignored, except `Unavailable`."""
+        """Delete those of the consumer groups that exist. Errors are ignored, except `Unavailable`."""
 
 
 def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
@@ -247,7 +256,7 @@ def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gon
 
 
 def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
-    """Raise `AnotherTopic` if Kafka's topic has another id than `topic_id`. An empty `topic_id` is not checked."""
+    """Raise `AnotherTopic` if the id of Kafka's topic differs from `topic_id`. An empty `topic_id` is not checked."""
     if topic_id and are_two(topic_id, current := kafka.topic_id(topic)):
         raise another_read(topic, topic_id, current)
 
@@ -272,9 +281,9 @@ def topic_gone(kafka: str, topic: str) -> Refused:
 _log = logging.getLogger("slackwater")
 
 SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
-"""The setting with the brokers' address, as messages name it."""
+"""Name, in messages, of the setting with the brokers' address."""
 _QUIET_S = 4
-"""Seconds without an answer before a warning; a busy broker occasionally takes this long."""
+"""Seconds without an answer after which a warning is logged; a busy broker occasionally takes almost as long."""
 
 
 @dataclass(slots=True)
@@ -282,11 +291,11 @@ class Patience:
     """Timeout for one server. Warns once when the server stops answering, and once when it answers again."""
 
     server: str
-    """Server and address, for messages."""
+    """Name and address of the server, for messages."""
     limit_s: float
     """Seconds without an answer after which `waited` raises."""
     setting: str = ""
-    """The setting with the server's address, as messages name it; empty if users cannot configure it."""
+    """Name, in messages, of the setting with the server's address; empty if users cannot configure the address."""
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
@@ -296,7 +305,7 @@ class Patience:
         self._since, self._warned = None, False
 
     def waited(self, reason: str = "") -> None:
-        """Note that a request got no answer. Raises `Unavailable` after `limit_s` without an answer."""
+        """Note that a request got no answer. Raises `Unavailable` once the server has been silent for `limit_s`."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

@@ -1,17 +1,8 @@
-"""Avro messages as Arrow arrays: read by DataFusion, whose Avro reader is arrow-rs's, and resolved to a schema.
+"""Avro messages as Arrow arrays, read by DataFusion's Avro reader, which is that of arrow-rs.
 
 That reader takes files. So a batch of messages is written as one object container file with one block. The five bytes
-of each message's header are replaced by the message's number in the batch, read as an extra first field. If a message
-has more or fewer bytes than its schema says, the number read for the next message is wrong, and the error is found.
-
-Values of a writer's schema become those of a reader's on whole arrays:
-https://avro.apache.org/docs/1.12.0/specification/#schema-resolution. Where the specification leaves a choice, this does
-as Avro's Java reader: a union branch is read as the reader's branch of the same type, else as the first branch to which
-it can be promoted; names of records matter only in unions.
-
-Three conversions are allowed although Avro forbids them, since a registry may accept such changes while an app still
-uses an older schema, and since every column is nullable: a number of a wider type whose value fits the narrower type, a
-null for a non-null type, and a missing field without a default, which becomes null.
+of a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
+message has more or fewer bytes than its schema says, the number of the next message is wrong, which shows the error.
 """
 
 from __future__ import annotations
@@ -78,7 +69,7 @@ class AvroReader(Reader):
 
 @lru_cache(maxsize=256)
 def _layout_of(schema: Schema) -> Layout | None:
-    """Return the layout by which arrow-rs reads a schema's messages. Raises `Refused` if arrow-rs cannot read them."""
+    """Return the layout by which arrow-rs reads messages of a schema. Raises `Refused` if arrow-rs cannot read them."""
     laid_out = layout(parsed(schema), _null_branch())
     try:
         _decoded(laid_out, b"", 0)
@@ -95,9 +86,9 @@ def _null_branch() -> pa.Field:
 
 
 def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
-    """Decode records, each preceded by the bytes of its head, to columns `head` and `value`.
+    """Decode records, each preceded by `HEAD_BYTES` bytes with its number, to columns `head` and `value`.
 
-    The records are written to a temporary object container file. There is no column `value` if its values have no
+    The records are written to a temporary object container file. There is no column `value` if the values have no
     bytes. https://avro.apache.org/docs/1.12.0/specification/#object-container-files
     """
     from datafusion import SessionConfig, SessionContext
@@ -145,7 +136,7 @@ _PROMOTED = {
 }
 _NARROWED = {"long": ("int",), "double": ("float",)}
 _NANOS = 1000
-"""Nanoseconds per microsecond, Spark's resolution."""
+"""Nanoseconds in a microsecond, which is Spark's resolution."""
 _UNITS = {"millis": "ms", "micros": "us"}
 
 
@@ -193,11 +184,11 @@ _PROMOTIONS: _Conversions = _PROMOTED
 _ALL_CONVERSIONS: _Conversions = {
     kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)
 }
-"""Types to which each type may be converted, at three levels: none, promotions, promotions and narrowing."""
+"""Types to which each type may be converted: none; Avro's promotions; or promotions and narrowing."""
 
 
 def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False) -> bool:
-    """Return True if the outermost types and names allow reading one schema's values by another."""
+    """Return True if, by their outermost types and names, values of `written` can be read as values of `read`."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -214,7 +205,7 @@ def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIO
 
 
 def _logical_match(written: Node, read: Node) -> bool:
-    """Return True if both or neither are decimals, and no date is read as a time or a time as a date."""
+    """Return True unless just one schema is a decimal, or a date would be read as a time or a time as a date."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]
@@ -253,7 +244,10 @@ def _resolve_union(values: Values, count: int, written: Node, read: Node) -> pa.
 
 
 def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
-    """Return the values of one branch of the writer's union, one for each of the rows."""
+    """Return the values of one branch of the writer's union, converted to `read`.
+
+    `rows` are the rows with that branch.
+    """
     branch = written["branches"][number]
     try:
         if read["type"] == "union" and written == read and branch["type"] != "null":
@@ -286,7 +280,7 @@ def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Arra
 
 
 def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
-    """Return values as one branch of the reader's union. `at` is the branch's index among the non-null branches."""
+    """Return values as one branch of the reader's union. `at` is that branch's index, not counting the null branch."""
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
     if len(choices) == 1:
@@ -321,7 +315,7 @@ def _default_column(field: Node, count: int) -> pa.Array:
 
 
 def _symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
-    """Return the symbols of an enum, with the reader's default for symbols that the reader lacks."""
+    """Return the symbols of an enum. Symbols that the reader's enum lacks become the reader's default."""
     reader_symbols, default = set(read["symbols"]), read.get("default")
     indices = np.asarray(values.indices)
     symbols = [symbol if symbol in reader_symbols else default for symbol in written["symbols"]]
@@ -354,7 +348,7 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
 
 
 def instants(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
-    """Return numbers of a logical type as timestamps if `to` is one, else unchanged.
+    """Return numbers with a logical type of time as timestamps if `to` is a timestamp type, else unchanged.
 
     Nanoseconds are rounded down to Spark's microseconds. Raises `ArrowInvalid` for a time out of range.
     """

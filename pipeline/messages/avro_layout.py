@@ -1,9 +1,9 @@
 """Layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
 
-A layout has the same bytes as the writer's schema, but expresses what arrow-rs cannot read in another way. Names and
+A layout has the same bytes as the writer's schema, but expresses in another way what arrow-rs cannot read. Names and
 symbols are replaced by plain ones. Logical types other than decimals are omitted, and so are fields without bytes
-(null, empty records). A union with one branch becomes a record with the branch's number. See the specification of
-Avro 1.12, "Binary encoding".
+(null, empty records). A union with a single branch becomes a record with the branch's number and value. See the
+specification of Avro 1.12, "Binary encoding".
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...errors import Refused
 from .avro_schema import MAX_DIGITS, SIMPLE, Node, branches
 
 BRANCH, VALUE = "branch", "value"
-"""Fields of the record by which a union with one branch is read."""
+"""Fields of the record that stands for a union with a single branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The schema by which arrow-rs reads a value, and the field that it returns."""
+    """A schema by which arrow-rs reads a value, and the Arrow field that arrow-rs returns for it."""
 
     avro: Any
-    """Avro schema, as JSON."""
+    """Avro schema, as Python's form of its JSON."""
     field: pa.Field
     """Arrow field. Within unions, DataFusion requires the metadata that arrow-rs sets."""
 
@@ -39,7 +39,10 @@ def has_bytes(node: Node) -> bool:
 
 
 def as_numbered(node: Node) -> bool:
-    """Return True if a union is laid out as a record: it has one branch, or only branches without bytes."""
+    """Return True if a union is laid out as a record with a branch number.
+
+    If it has one branch, or no branch has bytes.
+    """
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 
@@ -102,7 +105,7 @@ def _is_decimal(node: Node) -> bool:
 
 
 def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
-    """Return the schema, the type and arrow-rs's metadata of a decimal."""
+    """Return a decimal's schema, its Arrow type, and the metadata that arrow-rs sets on it."""
     digits = {key: node[key] for key in ("precision", "scale")}
     metadata = {key: str(number) for key, number in digits.items()}
     return {"type": node["type"], "logicalType": "decimal", **digits}, pa.decimal128(**digits), metadata

@@ -1,8 +1,7 @@
-"""Avro schemas in a normal form: references and named types expanded, only valid logical types; and fields' defaults.
+"""Avro schemas in a normal form: references and named types are expanded, invalid logical types are left out.
 
 A `Node` is a schema or a part of one. A union is `{"type": "union", "branches": […]}`; a named type has a `fullname`
-besides its `name`. Default values are converted from a schema's JSON to column values:
-https://avro.apache.org/docs/1.12.0/specification/#schema-record (the table "field default values").
+besides its `name`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ...errors import Refused
 from .registry import Schema
 
 Node = dict[str, Any]
-"""An Avro schema or a part of one in normal form: `type` is the name of a simple type or of a kind of type."""
+"""An Avro schema in normal form, or a part of one: `type` is the name of a primitive type, or `record`, `union` etc."""
 
 NAMED = ("record", "enum", "fixed")
 _NUMBER_BYTES = 10
@@ -39,10 +38,10 @@ _LOGICAL = {
     **{f"timestamp-{unit}": ("long", pa.timestamp("us", "UTC")) for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": ("long", pa.timestamp("us")) for unit in ("millis", "micros", "nanos")},
 }
-"""Logical types with a column type of their own: the type they are stored as, and the Arrow type.
+"""Logical types that have their own column type, each with the Avro type that stores it, and the Arrow type.
 
-Decimals are handled apart. As in Spark's `from_avro`, all others (uuid, time-millis, duration, …) and invalid logical
-types become columns of the type they are stored as:
+Decimals are handled elsewhere. As in Spark's `from_avro`, all others (uuid, time-millis, duration, …) and invalid
+logical types become columns of the type that stores them:
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
 MAX_DIGITS = 38
@@ -59,7 +58,7 @@ def parsed(schema: Schema) -> Node:
 
 
 def branches(node: Node) -> list[Node]:
-    """Return the non-null branches of a union; for any other node, itself unless it is null."""
+    """Return the non-null branches of a union. Any other node counts as its own only branch."""
     choices = node["branches"] if node["type"] == "union" else [node]
     return [choice for choice in choices if choice["type"] != "null"]
 
@@ -100,7 +99,7 @@ def column_type(node: Node) -> pa.DataType:
 
 
 def named(node: Node) -> str:
-    """Return a node's description for messages: `enum Kind`, `timestamp-millis`, `array`."""
+    """Return a short description of a node for messages: `enum Kind`, `timestamp-millis`, `array`."""
     if "logicalType" in node:
         digits = f"({node['precision']}, {node['scale']})" if node["logicalType"] == "decimal" else ""
         return f"{node['logicalType']}{digits}"
@@ -125,7 +124,10 @@ def _parsed(schema: Schema, types: dict[str, Node | None]) -> Node:
 
 
 def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a document in normal form. `types` holds earlier named types, None for the enclosing ones."""
+    """Return a part of a schema in normal form.
+
+    `types` maps names to named types; to None while a type is being read.
+    """
     if isinstance(part, list):
         choices = [_normal(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
@@ -179,7 +181,7 @@ def _named_type(part: Any, namespace: str, types: dict[str, Node | None]) -> Nod
 
 
 def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
-    """Return the node's entries for a valid logical type; empty for any other."""
+    """Return the entries that a valid logical type adds to a node; empty for an invalid or unknown one."""
     logical = part.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = part.get("precision"), part.get("scale", 0)
@@ -193,7 +195,7 @@ def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
 
 
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
-    """Return True if the bytes from `at` on are exactly one value of the schema.
+    """Return True if the bytes from `at` to the end are exactly one value of the schema.
 
     The batch reader reports that a batch has a bad message, but not which; asking it for each message would take a
     millisecond per message. This check takes microseconds, and runs only on batches with a bad message.
@@ -301,14 +303,14 @@ _KINDS: dict[str, Any] = {
     "map": dict,
     "record": dict,
 }
-"""Python types of a default in JSON, by Avro type. Numbers that JSON lacks are strings, such as "NaN"."""
+"""Python types of a default's JSON value, by Avro type. Numbers that JSON lacks are strings, such as "NaN"."""
 _BITS = {"int": 31, "long": 63}
 
 
 def default_of(field: Node) -> pa.Array:
-    """Return the default of a reader's field, as an array of one value.
+    """Return the default value of a field of the reader's schema, as an array with one element.
 
-    Raises `Refused` if the default is not of the field's type.
+    Raises `Refused` if the default does not have the field's type.
     """
     kind = column_type(field["type"])
     try:
@@ -323,7 +325,7 @@ def default_of(field: Node) -> pa.Array:
 
 
 def _value(default: Any, node: Node) -> Any:
-    """Return a default as a Python value for the node's Arrow type. Raises `ValueError` if it is not of that type."""
+    """Return a default as a Python value for the node's Arrow type. Raises `ValueError` if it has another type."""
     kind = node["type"]
     if kind == "union":
         return _union_value(default, node)
@@ -374,7 +376,7 @@ def _logical_value(default: Any, node: Node) -> Any:
 
 
 def _union_value(default: Any, node: Node) -> Any:
-    """Return a default as a value of the first branch whose type it has."""
+    """Return a default of a union as a value of the first branch that has the default's type."""
     for branch in node["branches"]:
         try:
             value = _value(default, branch)

@@ -46,7 +46,7 @@ _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
 
 @contextmanager
 def reading(topics: Sequence[str]) -> Iterator[None]:
-    """Set the user topics that a stage reads, for default subject names, while the stage's function runs."""
+    """Set the users' topics that a stage reads, for default subject names, while the stage's function runs."""
     token = _topics.set(tuple(topics))
     try:
         yield
@@ -125,7 +125,7 @@ def decode(
 
 
 def described(registry: str, subject: str, version: int | None, message: str) -> str:
-    """Return `FieldSource.format` of a decoded field: the arguments of `decode` as JSON."""
+    """Return the arguments of `decode` as JSON, the value of `FieldSource.format` for a decoded field."""
     arguments = {"registry": registry, "subject": subject, "version": version, "message": message}
     return json.dumps({name: value for name, value in arguments.items() if value})
 
@@ -134,12 +134,12 @@ _formats: dict[str, str] = {}
 
 
 def format_of(function: str) -> str:
-    """Return `FieldSource.format` for a function of a query plan; empty if the function was not made by `decode`."""
+    """Return the `FieldSource.format` of a function in a query plan; empty if `decode` did not create the function."""
     return _formats.get(function, "")
 
 
 def _checked_mode(mode: str, reason: str) -> str:
-    """Return the mode in capitals. Raises `Usage` for an unknown mode, or for a reason without `PERMISSIVE`."""
+    """Return the mode in upper case. Raises `Usage` for an unknown mode, or a `reason` without `PERMISSIVE`."""
     if not isinstance(mode, str) or mode.upper() not in _MODES:
         raise Usage(f"mode={mode!r} of decode is neither {' nor '.join(_MODES)}")
     if reason and mode.upper() != "PERMISSIVE":
@@ -148,9 +148,9 @@ def _checked_mode(mode: str, reason: str) -> str:
 
 
 def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
-    """Return a decoded column's type, with a field for the reason unless `reason` is empty.
+    """Return a decoded column's type, with an extra field called `reason` unless that is empty.
 
-    Raises `Usage` if the type has no fields, or already has one of that name.
+    Raises `Usage` if the type has no fields, or already has a field of that name.
     """
     if not reason:
         return kind
@@ -162,7 +162,7 @@ def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
 
 
 def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
-    """Return decoded values, with the reason of each bad one unless `reason` is empty."""
+    """Return decoded values, with the reasons of bad messages in the field called `reason` unless that is empty."""
     if not reason:
         return values
     reasons_by_row = {bad_message.row: bad_message.why for bad_message in bad}
@@ -199,7 +199,10 @@ def _subject(column: str | Column) -> str:
 
 
 def _sentence(bad: Bad, address: Sequence[pa.Array], count: int) -> str:
-    """Return the error message for a bad message. `address` holds topic, partition and offset arrays, or nothing."""
+    """Return the error message for a bad message.
+
+    `address` has the arrays of topics, partitions and offsets, or is empty.
+    """
     where = f"row {bad.row} of a batch of {count}"
     if address:
         topic, partition, offset = (part[bad.row].as_py() for part in address)
@@ -231,10 +234,10 @@ class Bad:
 def read_batch(
     messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, every: bool = True
 ) -> tuple[pa.Array, tuple[Bad, ...]]:
-    """Decode all messages of a batch to values, null where a message is null or bad, and the bad messages.
+    """Decode all messages of a batch to values, null where a message is null or bad, and return the bad messages, too.
 
     Args:
-        messages: Binary; as they came from Kafka.
+        messages: Binary array of the messages as they came from Kafka.
         reader: Reader of the declared schema.
         kind: The declared schema's kind; messages of another kind are bad.
         schema_of: Returns the schema with an id; raises `NotFound` if there is none.
@@ -337,14 +340,16 @@ def _no_message(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredFormats:
-    """Decodes stored messages for `operations.erasure`, by the formats of a stage's `decode(...)`."""
+    """Decodes messages by the schemas of a registry."""
 
     patience_s: float = 10.0
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Return decoded parts with their rows, and error reasons by row; implements `Formats.decoded`.
+        """Return decoded values in parts, each with its rows, and error reasons by row; implements `Formats.decoded`.
 
-        Without a subject in the format `how`, each message is decoded by the schema that its id names.
+        `how` is the JSON of `decode`'s arguments. If it has no subject, each message is decoded by the schema with the
+        id in
+        its header.
         """
         try:
             arguments = json.loads(how)

@@ -29,7 +29,7 @@ _SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(),
 
 
 class JsonReader(Reader):
-    """Reads JSON messages into the columns of one schema, regardless of the writer's."""
+    """Reads JSON messages into the columns of the reader's schema, whatever schema the writer used."""
 
     def __init__(self, schema: Schema) -> None:
         """Raises `Refused` for a schema that has no columns."""
@@ -117,12 +117,12 @@ def _refused(at: str, why: str) -> Refused:
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Spark's strings for floats that JSON lacks."""
+"""Spark's strings for the floats that JSON cannot express."""
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def check(label: str, schema: pa.Schema) -> None:
-    """Check that the columns have a JSON form. Raises `Refused` with a message that begins with `label`."""
+    """Check that JSON can express the columns. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _has_json(field.type):
             raise Refused(
@@ -132,7 +132,7 @@ def check(label: str, schema: pa.Schema) -> None:
 
 
 def objects(rows: pa.Table) -> pa.Array:
-    """Encode each row as an object, in UTF-8; null fields are omitted. Strings that are not UTF-8 are escaped."""
+    """Encode each row as a JSON object, in UTF-8; null fields are omitted. Invalid UTF-8 in strings is escaped."""
     rows = escaped(rows)
     pieces = [
         pc.binary_join_element_wise(
@@ -150,7 +150,7 @@ def objects(rows: pa.Table) -> pa.Array:
 
 
 def values(column: pa.ChunkedArray) -> pa.Array:
-    """Encode each value as JSON, in UTF-8; nulls stay null. Strings that are not UTF-8 are escaped."""
+    """Encode each value as JSON, in UTF-8; nulls stay null. Invalid UTF-8 in strings is escaped."""
     return _values(escaped(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
 
 
@@ -176,7 +176,7 @@ def _values(column: pa.Array) -> pa.Array:
 def _time_texts(column: pa.Array) -> pa.Array:
     """Format dates and times as Spark does by default: to the millisecond, `+10000-01-01T00:00:00.000Z`.
 
-    Columns of other types are returned unchanged.
+    A column of another type is returned unchanged.
     """
     kind = column.type
     if pa.types.is_date32(kind):
@@ -201,11 +201,17 @@ def _time_texts(column: pa.Array) -> pa.Array:
 
 
 _YEARS = (-719_162, 2_932_896)
-"""First day of the year 1 and last day of the year 9999, as days since 1970. Arrow formats these in ISO 8601."""
+"""First day of the year 1 and last day of the year 9999, in days since 1970.
+
+Arrow formats days between them in ISO 8601.
+"""
 
 
 def _far(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Return True for times before the year 1 or after 9999, given in ticks with `per_day` ticks a day."""
+    """Return True for times before the year 1 or after the year 9999.
+
+    Times are numbers of ticks, `per_day` ticks a day.
+    """
     first, last = _YEARS
     lower, upper = (
         pa.scalar(max(min(day_number * per_day, _LARGEST), -_LARGEST), numbers.type) for day_number in (first, last + 1)
@@ -222,7 +228,7 @@ def _signed(text: str) -> str:
 
 
 def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
-    """Replace the texts where `selected` is true by `text_of` of the column's value."""
+    """Replace the texts where `selected` is true by the result of `text_of` for the column's value."""
     if not pc.any(selected).as_py():
         return texts
     replacements = pa.array(map(text_of, column.filter(selected).to_pylist()), pa.string())
@@ -230,7 +236,7 @@ def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Ca
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of a nested column as a Python value that the encoder writes as Spark does."""
+    """Return a value of a nested column as a Python value that Python's JSON encoder writes as Spark does."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -25,13 +25,15 @@ from . import json_messages
 from .registry import HEAD_BYTES, Registry, varint_sizes, varints
 
 HEADER = "header "
-"""Prefix of a header's column name."""
+"""Prefix of the name of a header's column."""
 HEADERS = "headers"
 """Name of the column with all headers of a record, if an encoding has one."""
 
 
 def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
-    """Check that rows of these columns can be encoded, without a request to the registry. `label` begins each message.
+    """Check, without a request to the registry, that rows of these columns can be encoded.
+
+    `label` begins each error message.
 
     Raises `NotFound` for a missing column, and `Refused` for a column that cannot be encoded.
     """
@@ -59,15 +61,15 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows of these columns if the encoding is Avro. Raises `Refused` and `Unavailable`."""
+    """Register the schema of rows with these columns if the encoding is Avro. Raises `Refused` or `Unavailable`."""
     if encoding.value == "avro":
         registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
 
 def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
-    """Encode rows to columns `key` and `value` of bytes, and a column per header or of all headers.
+    """Encode rows to binary columns `key` and `value`, and one column for each header, or one for all headers.
 
-    Raises `Refused` and `Unavailable` if the schema cannot be registered.
+    Raises `Refused` or `Unavailable` if the schema cannot be registered.
     """
     fields = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
     fields |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
@@ -81,7 +83,7 @@ _BATCH_OVERHEAD = 61
 
 
 def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the size in bytes of each record as a batch of its own, which `max.message.bytes` limits.
+    """Return the size in bytes that each record would have as a batch of one, which `max.message.bytes` limits.
 
     Uncompressed, in Kafka's format: https://kafka.apache.org/documentation/#messageformat
     """
@@ -111,7 +113,7 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the size of each text with its length prefix, which is -1 for null."""
+    """Return the size of each text together with its length prefix; a null has only the prefix, which is -1."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
     return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
@@ -136,7 +138,7 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
 
 
 def _value_schema(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
-    """Return the schema of the value's columns: all but the headers."""
+    """Return the schema of the columns that form the value: all columns except headers."""
     headers = {name for _, name in encoding.headers} | {encoding.all_headers}
     return pa.schema([field for field in rows if field.name not in headers])
 
@@ -147,7 +149,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL, _NOT_NULL = b"\x00", b"\x02"
-"""Encoded branch numbers of ["null", …]: 0 and 1."""
+"""Encoded branch numbers of the union ["null", …]: 0 for null, 1 for a value."""
 
 
 def check_avro(label: str, schema: pa.Schema) -> None:
@@ -169,7 +171,7 @@ def avro_schema_of(name: str, schema: pa.Schema) -> str:
 
 @lru_cache(maxsize=64)
 def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
-    """Register the columns' schema under a subject, if new, and return the schema's id.
+    """Return the id of the columns' schema under a subject, after registering the schema if it is new.
 
     Raises `Refused` if the registry rejects the schema, and `Unavailable` after `patience_s` without an answer.
     """
@@ -183,7 +185,7 @@ def avro_messages(rows: pa.Table, number: int) -> pa.Array:
 
 
 def _kind(kind: pa.DataType) -> Any:
-    """Return the Avro type, or None if there is none."""
+    """Return the Avro type of an Arrow type, or None if there is none."""
     t = pa.types
     if t.is_list(kind):
         items = _kind(kind.value_type)
@@ -208,7 +210,7 @@ def _kind(kind: pa.DataType) -> Any:
 
 
 def _joined(*pieces: pa.Array | bytes) -> pa.Array:
-    """Join bytes element by element; null if any piece is null."""
+    """Concatenate binary arrays element by element; null where an element is null."""
     return pc.binary_join_element_wise(*pieces, b"")
 
 
@@ -240,20 +242,20 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return rows of bytes of equal length as a binary array."""
+    """Return a two-dimensional array of bytes as a binary array with one element for each row."""
     count, width = rows.shape
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
     return fixed.cast(pa.binary())
 
 
 def _counted(column: pa.Array) -> pa.Array:
-    """Prefix each value with its length."""
+    """Prefix each value with its length, as Avro's varint."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     return _joined(varints(lengths), column)
 
 
 def _lists(column: pa.Array) -> pa.Array:
-    """Encode lists as one block of items, prefixed with their number, and the empty block that ends a list."""
+    """Encode lists: one block with the number of items and the items, then the empty block that ends a list."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")

@@ -32,7 +32,7 @@ class ProtobufReader(Reader):
     """Reads one type of Protobuf message."""
 
     def __init__(self, schema: Schema, message: str = "") -> None:
-        """Open a reader for the type with the full name `message`, empty for the schema's first.
+        """Open a reader for the message type with the full name `message`; if empty, for the schema's first type.
 
         Raises `NotFound` if there is no such type, and `Refused` if protoc rejects the schema or the type has no
         columns.
@@ -70,7 +70,10 @@ class ProtobufReader(Reader):
         return values
 
     def _columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """Return columns of messages, and rows whose columns may be wrong. Raises `BadMessage`."""
+        """Return the messages' columns, and the rows that Protobuf's own parser must read again.
+
+        Raises `BadMessage`.
+        """
         try:
             batch = self._handler.array_to_record_batch(bodies)
         except ValueError as error:
@@ -80,7 +83,7 @@ class ProtobufReader(Reader):
         return values, np.unique(np.concatenate(doubtful))
 
     def _plain(self, body: bytes) -> bytes:
-        """Return the message with each field once and without unknown fields."""
+        """Return the message as Protobuf's own parser reads it: each field once, without unknown fields."""
         from google.protobuf.message import DecodeError
         from google.protobuf.message_factory import GetMessageClass
 
@@ -93,7 +96,7 @@ class ProtobufReader(Reader):
 
 
 def _handler(message: Any) -> Any:
-    """Return ptars's reader for a message type's layout."""
+    """Return ptars's reader for the layout of a message type."""
     from google.protobuf import descriptor_pool
     from ptars import HandlerPool, PtarsConfig
 
@@ -105,7 +108,7 @@ def _handler(message: Any) -> Any:
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return each message type's index path in the file and its descriptor, by full name."""
+    """Return, by the full name of each message type, its index path in the file and its descriptor."""
     from google.protobuf import descriptor_pb2
 
     types_by_name: dict[str, tuple[tuple[int, ...], Any]] = {}
@@ -161,7 +164,7 @@ _WRAPPERS = tuple(
 )
 _MICROS, _NANOS = 1_000_000, 1_000
 _MAX_SECONDS = (1 << 63) // _MICROS - 4
-"""Maximum seconds of a time in microseconds, less the up to three seconds of 32-bit nanoseconds."""
+"""Maximum seconds of a time that fits 64 bits in microseconds, with room for 32-bit nanoseconds: up to 3 s."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
 """The smallest Spark type that holds every unsigned 64-bit integer."""
 
@@ -183,7 +186,7 @@ def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
 
 
 def layout(message: Any) -> Any:
-    """Return the `FileDescriptorProto` of the layout, whose first message has the same bytes as the type."""
+    """Return the `FileDescriptorProto` of a message type's layout. The layout is the first message in it."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
@@ -212,7 +215,7 @@ def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Row
 
     Args:
         values: The messages.
-        message: Descriptor of their type.
+        message: Descriptor of the messages' type.
         rows: For each message, its row in the batch.
         doubtful: Gets the rows that need Protobuf's own parser, since the result depends on the order on the wire:
             several fields of a oneof, unknown numbers of a closed enum, map entries without a message.
@@ -308,7 +311,7 @@ def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> p
 
 
 def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
-    """Return the values of a field, or of the items of a repeated field; `fill` replaces nulls by the default."""
+    """Return the values of a field, or the items of a repeated field; with `fill`, nulls become the field's default."""
     message = field.message_type
     if message is not None:
         if message.full_name in (_TIMESTAMP, _DURATION):

@@ -25,19 +25,19 @@ from ...errors import NotFound, Refused, SlackwaterError, Usage
 from ..kafka.protocol import Patience
 
 HEAD_BYTES = 5
-"""Size of a message's header: the byte 0, and the schema id in four bytes, big-endian."""
+"""Size in bytes of a message's header: a byte 0, and four bytes with the schema id, big-endian."""
 NO_SCHEMA = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A registered schema."""
+    """A schema in the registry."""
 
     kind: str
     """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, Schema], ...] = ()
-    """Schemas of other subjects that this one references, with the name of each reference."""
+    """Schemas of other subjects that this schema references, each with the name of the reference."""
 
 
 class BadMessage(SlackwaterError):
@@ -48,26 +48,26 @@ class Reader(ABC):
     """Reads messages into the columns of one schema, the reader's schema."""
 
     type: pa.DataType
-    """Arrow type of the values; null messages give null values."""
+    """Arrow type of the decoded values. A null message is decoded to null."""
 
     @abstractmethod
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """Decode non-null messages of one writer's schema, with their headers, to one value of `type` each.
+        """Decode non-null messages of one writer's schema, headers included, to one value of `type` for each message.
 
         Raises `BadMessage` if a message is invalid, and `Refused` if the writer's schema cannot be converted to the
         reader's.
         """
 
     def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        """Return False for messages that are certainly bad: a quick check for batches with bad messages.
+        """Return, for each message, False if it is certainly bad: a quick check for batches with bad messages.
 
-        The default is True for all messages, for formats in which a check is no faster than a read.
+        By default True for all messages, for formats in which a check is no faster than a read.
         """
         return np.ones(len(messages), bool)
 
 
 def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return the schema id of each message, `NO_SCHEMA` for null and for bytes without a header."""
+    """Return the schema id of each message; `NO_SCHEMA` for a null and for bytes without a header."""
     ids = np.full(len(messages), NO_SCHEMA, np.int64)
     heads = pc.binary_slice(messages, 0, HEAD_BYTES)
     headed = np.asarray(pc.fill_null(pc.equal(pc.binary_length(heads), HEAD_BYTES), False))
@@ -85,7 +85,7 @@ def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 
 
 def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
-    """Return maps without duplicate keys: the last entry of a key is kept, as in a dict.
+    """Return maps without duplicate keys: of the entries with the same key, the last one stays, as in a dict.
 
     `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all reject maps with duplicate keys, but only later.
     """
@@ -106,7 +106,7 @@ def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative number as a zigzag varint, as Avro and the registry's Protobuf index paths do."""
+    """Encode a non-negative number as a zigzag varint, as in Avro and the registry's Protobuf index paths."""
     return bytes(varints(np.array([number]))[0].as_py())
 
 
@@ -137,16 +137,16 @@ def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
 
 
 USER_INFO = "SLACKWATER_REGISTRY_USER_INFO"
-"""Environment variable with `user:password`."""
+"""Environment variable with the registry's `user:password`."""
 
 _TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
 _MAX_DEPTH = 32
 _NOT_FOUND = 404
 _NOT_FOUND_CODES = (40401, 40402, 40403)
-"""Registry error codes of a missing subject, version or schema.
+"""Registry error codes for a missing subject, version or schema.
 
-They tell a registry's 404 from that of a proxy in front of a registry that is down.
+They distinguish a 404 of the registry from a 404 of a proxy whose registry is down.
 """
 _RETRIED = (408, 429)
 _FORBIDDEN = (401, 403)
@@ -180,7 +180,7 @@ class Registry:
 
     @lru_cache(maxsize=256)  # noqa: B019  a process has few registries
     def latest(self, subject: str, version: int | None) -> Schema:
-        """Return a subject's schema of a version, None for the newest. Cached until the next start.
+        """Return a subject's schema: of `version`, or the newest for None. Cached until the next start.
 
         Raises `NotFound`, `Refused` if access is denied or the answer is not a schema, and `Unavailable` after
         `patience_s`.
@@ -190,14 +190,14 @@ class Registry:
 
     @lru_cache(maxsize=4096)  # noqa: B019
     def by_id(self, number: int) -> Schema:
-        """Return the schema with an id, which never changes. Raises `NotFound`, `Refused` and `Unavailable`."""
+        """Return the schema with an id; it never changes. Raises `NotFound`, `Refused` or `Unavailable`."""
         return self._schema(self._ask(f"/schemas/ids/{number}", "schema id", str(number)))
 
     def register(self, subject: str, text: str) -> int:
-        """Register an Avro schema under a subject and return its id; an existing schema keeps its id.
+        """Register an Avro schema under a subject and return its id. A schema that exists already keeps its id.
 
-        Raises `Refused` if the schema is incompatible with earlier ones or access is denied, and `Unavailable` as
-        `latest`.
+        Raises `Refused` if the schema is incompatible with earlier ones or access is denied, and `Unavailable` after
+        `patience_s`.
         """
         answer = self._ask(_path(subject), "subject", subject, {"schema": text, "schemaType": "AVRO"})
         if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), int):
@@ -205,7 +205,7 @@ class Registry:
         return int(answer["id"])
 
     def _ask(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
-        """Return the answer to a GET, or to a POST of `sent`; retry while the registry is down."""
+        """Return the answer to a GET, or to a POST if `sent` is given; retry while the registry is unavailable."""
         headers = {"accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.user_info:
             headers |= urllib3.make_headers(basic_auth=self.user_info)
@@ -270,11 +270,11 @@ def _content(data: bytes) -> Any:
 
 
 def forget_latest() -> None:
-    """Clear the cache of newest schemas, at the start of an app."""
+    """Clear the cache of subjects' newest schemas, at the start of an app."""
     Registry.latest.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _pool(_pid: int) -> urllib3.PoolManager:
-    """Return this process's connections; a forked worker gets its own."""
+    """Return this process's connections; a forked worker gets connections of its own."""
     return urllib3.PoolManager(timeout=_TIMEOUT_S, retries=False)

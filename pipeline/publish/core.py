@@ -1,8 +1,9 @@
-"""The publishing algorithm, without Kafka, threads or time: takes committed versions in order, each row once.
+"""The publishing algorithm, without Kafka, threads or time: publishes committed versions in order, each row once.
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
 manifests name. So the content is fixed before anything is published, and a publisher only needs to store its place.
-Rows and the place after them must be published atomically. The target does that: Kafka by a transaction, a function's
+Rows
+and the place after them must be published atomically. The target ensures that: Kafka by a transaction, a function's
 receiver by the version number.
 """
 
@@ -21,13 +22,13 @@ from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 
 _AHEAD = 1_000
-"""Maximum committed versions kept in memory; more are read from the store."""
+"""Maximum number of committed versions kept in memory; later ones are read from the store."""
 _READ = 100
-"""Versions read from the store at once."""
+"""Number of versions read from the store at once."""
 
 
 class Share(NamedTuple):
-    """The next part to publish: messages of the internal topic."""
+    """The next part to publish: a range of messages in the internal topic."""
 
     start: int
     end: int
@@ -35,38 +36,47 @@ class Share(NamedTuple):
     attempts: frozenset[str]
     """Attempts whose messages count."""
     place: Place
-    """Place of the publisher after this part."""
+    """Publisher's place after this part."""
 
 
 class Target(Protocol):
-    """Destination of rows and of the place after them. Methods raise a `SlackwaterError` for permanent failures."""
+    """Destination of rows and of the publisher's place after them.
+
+    Methods raise a `SlackwaterError` for permanent failures.
+    """
 
     @property
     def max_rows(self) -> int:
-        """Approximate maximum rows published at once, if more than a version; 0 for one version at a time."""
+        """Approximate maximum number of rows of several versions published at once.
+
+        0 to publish each version separately.
+        """
 
     def open(self) -> Place:
-        """Fence the previous publisher, and return its last place. Raises `Broken`."""
+        """Fence the previous publisher, and return the place that it stored last. Raises `Broken`."""
 
     def begin(self, version: int) -> None:
-        """Begin to publish rows up to this version. Raises `Overtaken` or `Broken`."""
+        """Begin to publish rows up to and including this version. Raises `Overtaken` or `Broken`."""
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, not visible yet. Raises `Overtaken` or `Broken`."""
+        """Add rows, which are not visible to readers yet. Raises `Overtaken` or `Broken`."""
 
     def commit(self, place: Place) -> None:
-        """Publish the added rows, and this as the next place, atomically. Raises `Overtaken` or `Broken`."""
+        """Publish the added rows and store the place after them, atomically. Raises `Overtaken` or `Broken`."""
 
     def close(self) -> None:
         """Abort the open transaction, if any."""
 
 
 Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
-"""Yields the rows of these attempts' messages from one offset to before another, each with the next offset."""
+"""Yields rows of these attempts' messages, from one offset up to another (exclusive), with the next offset."""
 
 
 class Backlog:
-    """Committed versions of a sink that are not published yet; `after` reads newer ones from the store."""
+    """Committed versions of a sink that are not published yet.
+
+    `after` reads versions after a given one from the store.
+    """
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
@@ -77,16 +87,16 @@ class Backlog:
         """Versions up to `_up_to` are in `_unpublished`, published, or without rows; `_newest` is the newest one."""
 
     def restart(self, version: int) -> None:
-        """Continue after this version."""
+        """Forget all versions, and continue after the given one."""
         self._unpublished.clear()
         self._up_to = version
 
     def offer(self, committed: Manifest) -> None:
-        """Add a committed version. Thread-safe; missed versions are read from the store."""
+        """Add a committed version. Thread-safe. Versions that were not offered are read from the store."""
         self._offered.append((committed.version, committed.sinks.get(self._sink)))
 
     def share(self, place: Place, max_rows: int) -> Share | None:
-        """Return the next part to publish after a place; None if everything committed is published."""
+        """Return the next part to publish after a place; None if all committed rows are published."""
         while self._offered:
             version, sink = self._offered.popleft()
             self._newest = max(self._newest, version)
@@ -111,7 +121,10 @@ class Backlog:
         return Share(place.offset, last.end, attempts, Place(version, last.end, last.sent))
 
     def passed(self, place: Place) -> Place:
-        """Return the place after newer versions without rows, if nothing is left to publish."""
+        """Return the place advanced over versions without rows, if no rows are left to publish.
+
+        Else the place itself.
+        """
         return place if self._unpublished else replace(place, version=max(place.version, self._up_to))
 
     def _add(self, version: int, sink: Sink | None) -> None:
@@ -121,7 +134,7 @@ class Backlog:
 
 
 class Publisher:
-    """Publishes one sink, one transaction a step. `place` is its progress, once opened."""
+    """Publishes one sink, in one transaction for each step. `place` is its progress, known after `open`."""
 
     def __init__(self, name: str, backlog: Backlog, target: Target, read: Read) -> None:
         self.place = Place(1, 0, 0)
@@ -131,16 +144,18 @@ class Publisher:
         self._read = read
 
     def open(self) -> None:
-        """Start, or restart, at the end of the target's last transaction. Raises as `Target.open`."""
+        """Start, or restart, at the place that the target stored last. Raises what `Target.open` raises."""
         self.place = self._target.open()
         self._backlog.restart(self.place.version)
 
     def step(self) -> bool:
-        """Publish the next part; return False if everything committed is published.
+        """Publish the next part; return False if all committed rows are published.
 
-        After `Overtaken` or `Broken`, the step had no effect or its whole effect (`open` tells). Raises `Corruption` if
-        the internal topic does not have the rows of the manifests, and another `SlackwaterError` if they cannot be read
-        or published.
+        After `Overtaken` or `Broken`, the step had no effect or its whole effect; `open` tells which. Raises
+        `Corruption` if
+        the internal topic does not have the rows that manifests name, and another `SlackwaterError` if the rows cannot
+        be
+        read or published.
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:
@@ -166,7 +181,10 @@ class Publisher:
         return True
 
     def pass_over(self) -> int:
-        """Skip the next version, whose rows Kafka has lost; return the number of skipped rows. Raises as `step`."""
+        """Skip the next version, whose rows Kafka has lost; return the number of skipped rows.
+
+        Raises what `step` raises.
+        """
         share = self._backlog.share(self.place, 0)
         if share is None:
             return 0

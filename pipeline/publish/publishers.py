@@ -29,7 +29,7 @@ _log = logging.getLogger("slackwater")
 _LOOK_S = 1.0
 _SOON_S = 0.01
 _AGAIN_S = (0.2, 5.0)
-"""Shortest and longest pause before a target is opened again."""
+"""Shortest and longest pause, in seconds, before a target is opened again after an error."""
 _NOTE_S = 5.0
 _DECIDED_S = 0.1
 _PURGE_S = 60.0
@@ -37,9 +37,11 @@ _END_S = 5.0
 
 
 class SinkThread(threading.Thread):
-    """Publishes the committed rows of one sink, from its start until it is closed.
+    """Publishes the committed rows of one sink, from the thread's start until `stop`.
 
-    `accept_loss`: continue without rows that Kafka has lost. Kafka, or a function, may fail for `patience_s`.
+    `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds for which Kafka, or a
+    function,
+    may fail.
     """
 
     def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:
@@ -69,28 +71,28 @@ class SinkThread(threading.Thread):
 
     @property
     def since(self) -> int:
-        """Version in which the published sink began."""
+        """Version with which the published sink began."""
         return self._book.sink.since
 
     @property
     def place(self) -> Place | None:
-        """Progress of publishing; None before it is known."""
+        """Progress of publishing; None while it is unknown."""
         return self._publisher.place if self._opened else None
 
     @property
     def done(self) -> bool:
-        """True if everything committed is published, or never will be."""
+        """True if all committed rows are published, or will never be, because the sink's promotion was withdrawn."""
         place = self.place
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def hurry(self, *, hurried: bool) -> None:
-        """Note the place in the store at once while somebody waits for it; otherwise every few seconds."""
+        """With `hurried`, store the place at once, because somebody waits for it; otherwise every few seconds."""
         with self._news:
             self._hurry = hurried
             self._news.notify()
 
     def stop(self) -> None:
-        """End after the current step."""
+        """Have the thread end after its current step."""
         with self._news:
             self._stop_requested = True
             self._news.notify()
@@ -136,7 +138,7 @@ class SinkThread(threading.Thread):
             self._destination.close()
 
     def _await_decision(self, patience: Patience) -> None:
-        """Wait until the promotion that gave the sink is decided; publish nothing if it is withdrawn."""
+        """Wait until the sink's promotion is decided. If it is withdrawn, nothing is published."""
         while not self._stop_requested:
             try:
                 decided = self._book.decided()
@@ -178,7 +180,7 @@ class SinkThread(threading.Thread):
                 yield message.offset() + 1, rows_of(message)
 
     def _keep_up(self) -> None:
-        """Now and then, note the place and delete published records from Kafka."""
+        """Store the place and delete published records from Kafka, each if its interval has passed."""
         now = time.monotonic()
         if now >= self._note_due or self._hurry:
             self._note_due = now + _NOTE_S
@@ -201,8 +203,8 @@ class SinkThread(threading.Thread):
 class Publishers(Listener):
     """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; claims are by stage.
 
-    `accept_loss`: continue without rows that may or may not be published, and without rows that Kafka has lost. Kafka,
-    or a function, may fail for `patience_s`.
+    `accept_loss`: True to continue without rows that Kafka has lost, and without rows of which nobody knows if they are
+    published. `patience_s`: seconds for which Kafka, or a function, may fail.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class Publishers(Listener):
                 thread.start()
 
     def follow(self, heads: Mapping[str, Manifest]) -> bool:
-        """Update the threads to the sinks of these newest versions; return True if any changed.
+        """Replace the threads by those for the sinks of these newest versions; return True if any changed.
 
         A sink that began anew gets a new thread. New threads are not started yet.
         """
@@ -263,35 +265,35 @@ class Publishers(Listener):
         return is_news
 
     def hurry(self, *, hurried: bool) -> None:
-        """Note places in the store at once, or every few seconds."""
+        """With `hurried`, store places at once; otherwise every few seconds."""
         if hurried != self._hurried:
             self._hurried = hurried
             for thread in self._threads:
                 thread.hurry(hurried=hurried)
 
     def move(self, head: Manifest, _newest: Manifest | None = None) -> None:
-        """Add a committed version."""
+        """Offer a committed version to the stage's sinks."""
         for thread in self._threads:
             if thread.stage == head.stage:
                 thread.offer(head)
 
     def check(self) -> None:
-        """Raise the error that ended a thread, if any: usually a `SlackwaterError`."""
+        """Raise the error that ended a thread, if there is one: usually a `SlackwaterError`."""
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
 
     @property
     def done(self) -> bool:
-        """True if everything committed is published."""
+        """True if all committed rows of all sinks are published."""
         return all(thread.done for thread in self._threads)
 
     def places(self, stage: str) -> dict[str, Place | None]:
-        """Return the place of each sink of a stage; None before it is known."""
+        """Return the place of each sink of a stage; None for a place that is not known yet."""
         return {thread.sink: thread.place for thread in self._threads if thread.stage == stage}
 
     def close(self) -> None:
-        """Stop all threads after their current step; the next runner publishes what takes too long."""
+        """Stop all threads after their current step. The next runner publishes what is not published by then."""
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:

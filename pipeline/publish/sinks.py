@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 
 
 def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
-    """Yield the sinks that a stage writes: all, or, in a clone, those that it was told to publish."""
+    """Yield the sinks that a stage writes: all, or, in a clone, only the sinks that the clone was told to publish."""
     return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
 
@@ -36,8 +36,9 @@ def check_targets(
 ) -> None:
     """Check that the sinks of the stages to run can be published.
 
-    `reads` has the topics that the app reads under another name, by the declared name; `publishes` has the topic of
-    each sink of a clone, None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be
+    `reads` has the topics that the app reads under another name, by the declared name. `publishes` has the topic of
+    each
+    sink of a clone; it is None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be
     written or that the app reads.
     """
     targets = {
@@ -89,11 +90,13 @@ def claimed(
     publishes: Mapping[str, str] | None,
     accept_loss: bool,
 ) -> dict[str, Sink]:
-    """Return the sinks of a claim: existing sinks continue, and new ones begin with the claim.
+    """Return the sinks of a claim: existing sinks continue, and new sinks begin with the claim.
 
     Sinks from a withdrawn promotion are dropped: none of their rows were to be published.
 
-    Raises `Refused` if a sink is gone from the program before all of its rows are published; `accept_loss` drops them.
+    Raises `Refused` if the program no longer has a sink of which some rows are not published. With `accept_loss`, the
+    sink
+    is dropped instead.
     """
     declared = {sink.name: sink for sink in written(stage, publishes)}
     sinks, promotion = {}, draft.promotion
@@ -130,9 +133,9 @@ def check_internal(
 
 
 def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
-    """Return a continuing sink; None to start it anew because its internal topic was re-created and loss is accepted.
+    """Return a continuing sink; None if it has to start anew because its internal topic was re-created.
 
-    Raises `AnotherTopic` if loss is not accepted.
+    Raises `AnotherTopic` for a re-created topic if loss is not accepted.
     """
     try:
         now = kafka.state(sink.topic)
@@ -147,7 +150,7 @@ def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) ->
 
 
 def another_internal() -> str:
-    """Return the hint for an internal topic that was deleted and created again."""
+    """Return the hint of an error about an internal topic that was deleted and created again."""
     return (
         "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
         "new rows"

@@ -1,8 +1,8 @@
 """Targets of a sink, which store rows and the publisher's place: a Kafka topic, or a user's function.
 
-Rows go to a topic in transactions that also commit the place: the stage's consumer group has an offset on the internal
-topic. The offset's metadata has the version and the app's id, because an app that was removed and created again has
-other offsets.
+Rows are written to a topic in transactions that also commit the place: the offset of the stage's consumer group on the
+internal topic. The offset's metadata has the version and the app's id, because an app that was removed and created
+again has other offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..spark.user_errors import as_user_error
 
 @dataclass(slots=True)
 class Book:
-    """The store's information about a sink of a claimed stage."""
+    """Data in the store about a sink of a claimed stage."""
 
     store: ObjectStore
     claimed: Manifest
     name: str
     noted: Place | None = None
-    """Place in the store, as far as known here."""
+    """Place in the store, as last read or written by this object."""
 
     @property
     def sink(self) -> Sink:
@@ -43,14 +43,17 @@ class Book:
         return f"sink {self.name!r} of stage {self.claimed.stage!r}"
 
     def began(self) -> Place:
-        """Return the place where the sink began. Its version is not collected before all rows are published."""
+        """Return the place where the sink began.
+
+        That version is not garbage collected before all rows are published.
+        """
         first, since = self.claimed, self.sink.since
         if since != first.version:
             first = history.read(self.store, first.app, first.stage, since)
         return Place(since, first.sinks[self.name].end, 0)
 
     def decided(self) -> bool | None:
-        """Return True if the sink may be published, False if never, None while its promotion is undecided.
+        """Return True if the sink may be published, False if it never may, None while its promotion is undecided.
 
         Costs one request, or none.
         """
@@ -60,12 +63,12 @@ class Book:
         return apps.outcome(self.store, promotion)
 
     def read(self) -> Place | None:
-        """Return the place in the store; None before the first start."""
+        """Return the publisher's place in the store; None if none was written yet."""
         self.noted = published.newest(self.store, self.claimed, self.name)
         return self.noted
 
     def note(self, place: Place) -> None:
-        """Write a place to the store."""
+        """Write the publisher's place to the store."""
         published.note(self.store, self.claimed, self.name, place, self.noted)
         self.noted = place
 
@@ -78,19 +81,22 @@ class Book:
 
 @dataclass(slots=True)
 class ToTopic:
-    """Target that publishes to a topic by transactions."""
+    """Target that publishes to a Kafka topic, by transactions."""
 
     max_rows: ClassVar[int] = 250_000
 
     transactions: Transactions
     book: Book
     app_id: int
-    """Distinguishes this app from others of its name."""
+    """Number that distinguishes this app from other apps that had its name."""
     accept_loss: bool = False
-    """True to continue from the claim if the published place is unknown."""
+    """True to continue from the claim if nobody knows up to which row the sink is published."""
 
     def open(self) -> Place:
-        """Fence the previous publisher, and return its last place. Raises `Refused` if that is unknown."""
+        """Fence the previous publisher, and return the place that it stored last.
+
+        Raises `Refused` if that is unknown.
+        """
         try:
             committed = self.transactions.open()
             place, stored = self._place(*committed) if committed else None, self.book.read()
@@ -105,7 +111,7 @@ class ToTopic:
         self.transactions.begin()
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, with the columns of `messages.outgoing.records`."""
+        """Add rows, which have the columns of `messages.outgoing.records`."""
         keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
         if HEADERS in rows.column_names:
             maps = rows[HEADERS].to_pylist()
@@ -130,7 +136,12 @@ class ToTopic:
         self.transactions.close()
 
     def _begin(self, stored: Place | None) -> Place:
-        """Return the place of a sink that has none in Kafka: its beginning, or the place in the store if complete."""
+        """Return the place of a sink whose place Kafka does not have, and write that place to Kafka.
+
+        The place is the one in the store, or the sink's beginning if the store has none. If rows may have been
+        published
+        after it, raises `Refused`; with `accept_loss`, the place is that of the claim.
+        """
         begin, sink = self.book.began() if stored is None else stored, self.book.sink
         if stored is not None and stored.rows < sink.sent:
             if not self.accept_loss:
@@ -147,7 +158,7 @@ class ToTopic:
         return begin
 
     def _place(self, offset: int, text: str) -> Place | None:
-        """Return the place in Kafka; None for another app of this name, or for an earlier sink."""
+        """Return the place that Kafka stores; None if it belongs to another app of this name, or to an earlier sink."""
         parts = text.split()
         if len(parts) != 3 or parts[0] != str(self.app_id):
             return None
@@ -157,7 +168,7 @@ class ToTopic:
 
 @dataclass(slots=True)
 class ToFunction:
-    """Target that calls a function. After a crash, rows may be delivered twice, both times with the same version."""
+    """Target that calls a function. After a crash, the function may get a version's rows twice."""
 
     max_rows: ClassVar[int] = 0
 
@@ -166,7 +177,7 @@ class ToFunction:
     _rows: list[pa.Table] = field(default_factory=list)
 
     def open(self) -> Place:
-        """Return the place in the store, or the beginning of the sink."""
+        """Return the place in the store, or the place where the sink began."""
         place = self.book.read()
         if place is None:
             self.book.note(place := self.book.began())

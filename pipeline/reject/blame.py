@@ -1,4 +1,4 @@
-"""Attribution of a batch's error to its records or to the environment, from the text that Spark passes on."""
+"""Attribution of a batch's error to its records or to the environment, from the error text that Spark passes on."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _TASK = re.compile(
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _WRAPPERS = ("PythonException", "SparkException", "Py4JJavaError")
-"""Classes in which Spark wraps errors of tasks."""
+"""Classes of the errors in which Spark wraps a task's error."""
 _MAX_STACK, _CHUNK = 16_000, 4_000
 """Maximum characters of a stored stack, and of one answer from the JVM."""
 
 
 def blamed(error: BaseException) -> Failure | None:
-    """Return the failure that records cause; None if the store, Kafka, Spark or a machine failed.
+    """Return an error as a record's failure; None if the store, Kafka, Spark or a machine failed.
 
     Errors of a user's function are attributed to records, whatever their class and text; errors of slackwater's code in
-    tasks are marked (`source.worker`). For None, the batch is dropped without a search.
+    tasks are marked (`source.worker`). For None, the batch fails without a search for records.
     """
     if isinstance(error, StateFailed):
         return error.told.why
@@ -63,7 +63,7 @@ def blamed(error: BaseException) -> Failure | None:
 def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
     """Return a Java error of a Spark expression as a record's failure.
 
-    Raises `Py4JJavaError`, the error itself, if no record causes the error.
+    Raises `error` as a `Py4JJavaError` if no record causes it.
     """
     shown = _shown(spark, error)
     if _OF_SPARK.search(_QUOTED.sub("''", shown)):
@@ -76,7 +76,7 @@ def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's message and those of its causes in Spark's workers and the JVM."""
+    """Return an error's message, and the messages of its causes in Spark's workers and the JVM."""
     cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     causes: list[str] = []
     while cause is not None and len(causes) < 8:  # an error may be its own cause
@@ -86,14 +86,14 @@ def text_of(error: BaseException) -> str:
 
 
 def _first_raised(text: str) -> tuple[str, str] | None:
-    """Return class and message of the error that was raised first, or None if there is none."""
+    """Return class and message of the error that was raised first, or None if the text has no such error."""
     return next((match for match in _RAISED.findall(text) if match[0] not in _WRAPPERS), None)
 
 
 def raised(target: Any, method: str, *arguments: Any) -> Any:
-    """Call a Java method; return the error that the call raises as a JVM object, or None if the call succeeds.
+    """Call a Java method. Return the error that it raises, as a JVM object; None if it succeeds.
 
-    PySpark converts each Java error to a Python error, which takes some fifty calls more.
+    PySpark would convert the Java error to a Python error, which takes some fifty calls more.
     """
     client = target._gateway_client
     encoded_arguments = "".join(
@@ -113,7 +113,8 @@ def raised(target: Any, method: str, *arguments: Any) -> Any:
 def _shown(spark: SparkSession, error: Any) -> str:
     """Return a Java error's stack trace with its causes, up to `_MAX_STACK` characters.
 
-    An answer of more than 8 KiB takes two packets, the second of which waits 40 ms for the first one's acknowledgement.
+    Fetches it in parts: an answer of more than 8 KiB takes two packets, and the second one waits 40 ms for the first
+    one's acknowledgement.
     """
     jvm: Any = spark._jvm
     text = jvm.java.io.StringWriter()

@@ -1,7 +1,7 @@
-"""Trials of users' Python functions in the tasks that hold their rows: which rows a function fails for, and why.
+"""Trials of users' Python functions, in the tasks that hold the rows: for which rows a function fails, and why.
 
-Each class replaces a function of one kind of Spark's and returns, for each row for which the function fails, a
-`Failure` as JSON. The function is given as Spark's own serialized command.
+Each class replaces functions of one of Spark's kinds, and returns a `Failure` as JSON for each row for which the
+function fails. The function is given as Spark's own serialized command.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from ...state.failing import RECORD, Items, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"
-"""Result columns of the function that replaces a function of whole batches."""
+"""Columns of the result of `_FrameTrial`."""
 
 
 @dataclass(frozen=True)
 class _Trial:
     command: bytes = field(repr=False)
     most: int
-    """Maximum number of failing rows per call. If there are more, at least one more is reported, but not all."""
+    """Maximum number of failing rows to find per call.
+
+    If more rows fail, the result has more than this, but maybe not all.
+    """
     mark: ErrorMark = ERROR_MARK
     """Marks errors of slackwater's own code, such as an unavailable schema registry, which no row causes."""
 
@@ -41,7 +44,7 @@ class _Trial:
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
-        """Return for each row the error as JSON, or None if the function passes."""
+        """Return for each row the function's error as JSON, or None if the function does not fail for the row."""
 
         def checked(rows: Items) -> None:
             try:
@@ -70,7 +73,7 @@ def _loaded(command: bytes) -> Callable[..., Any]:
 
 
 class _RowTrial(_Trial):
-    """Replaces a function of one row's values."""
+    """Replaces a function that takes the values of one row."""
 
     def __call__(self, *values: Any, **keywords: Any) -> str | None:
         function = self.function
@@ -83,7 +86,7 @@ class _RowTrial(_Trial):
 
 
 class _ColumnTrial(_Trial):
-    """Replaces a pandas or Arrow function of columns."""
+    """Replaces a pandas or Arrow function that takes columns."""
 
     def __call__(self, *columns: Any, **keywords: Any) -> Any:
         inputs = [*columns, *keywords.values()]
@@ -97,7 +100,7 @@ class _ColumnTrial(_Trial):
 
 
 class _BatchTrial(_Trial):
-    """Replaces a pandas or Arrow function of an iterator over batches of columns."""
+    """Replaces a pandas or Arrow function that takes an iterator over batches of columns."""
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -111,7 +114,7 @@ class _BatchTrial(_Trial):
 
 
 class _FrameTrial(_Trial):
-    """Replaces the function of `mapInPandas` or `mapInArrow`, and returns the records for which that fails.
+    """Replaces the function of `mapInPandas` or `mapInArrow`, and returns the records for which the function fails.
 
     Batches have `RECORD` as their last column.
     """
@@ -148,7 +151,7 @@ STANDS_IN: Mapping[int, type[_Trial]] = {
     # Spark 4.0 has no scalar functions of Arrow.
     if (number := getattr(PythonEvalType, f"SQL_{kind}_UDF", None)) is not None
 }
-"""Class that replaces a function, by Spark's kind of function."""
+"""Class of the trial that replaces a function, by Spark's kind of function."""
 
 
 def _length(columns: Sequence[Any]) -> int:
@@ -172,6 +175,6 @@ def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
 
 
 def _check_length(returned: int, count: int) -> None:
-    """Raises `ValueError` if a function returned another number of rows than it got."""
+    """Raise `ValueError` if a function returned a different number of rows than it received."""
     if returned != count:
         raise ValueError(f"the function returned {returned} rows for {count}")

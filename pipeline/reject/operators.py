@@ -1,7 +1,7 @@
 """A search for the records for which an operator of Spark's plan fails: one job per operator, for all records.
 
 Operators are tried bottom-up, each on the records that pass the operators below. Spark's own expressions run inside
-`TryEval`, which is null if they raise; each failing record is then evaluated alone to get the error. A Python
+`TryEval`, which returns null if they raise; each failing record is then evaluated alone to get the error. A Python
 function is replaced by a trial that runs in the task that holds the rows (`functions.py`).
 """
 
@@ -44,8 +44,8 @@ class Operators:
 
     Attributes:
         spark: The session of the plan.
-        most: Maximum number of records.
-        on_found: Called with the number of records found so far.
+        most: Maximum number of failing records; one more raises `TooMany`.
+        on_found: Called with the number of failing records found so far.
         failures: Failures by record number.
     """
 
@@ -68,7 +68,7 @@ class Operators:
     def search(self, frame: DataFrame) -> None:
         """Find the records for which computing a DataFrame fails.
 
-        Raises `TooMany`, and any error that no record causes.
+        Raises `TooMany`, and any error that is not caused by a record.
         """
         tried: set[str] = set()
         for node in reversed([*nodes(optimised(frame))]):
@@ -80,7 +80,7 @@ class Operators:
                         raise TooMany(list(self.failures))
 
     def _search_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Failures]:
-        """Yield the failures of one operator, part by part; each part skips the records found before."""
+        """Yield the failures of one operator in parts. The search for a part skips records found before."""
         if name in _BATCH_FUNCTIONS:
             yield self._batch_function_failures(node, self._input_plan(node))
             return
@@ -95,7 +95,7 @@ class Operators:
             yield self._row_function_failures(function, self._input_plan(node))
 
     def _untried(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
-        """Return the expressions that may fail and were not tried further below."""
+        """Return the expressions that may fail, without those in `tried`, and add them to `tried`."""
         new = []
         for expression in expressions:
             text = str(expression.canonicalized().toString())
@@ -112,7 +112,7 @@ class Operators:
         return not harmless or any(self._may_fail(child) for child in listed(expression.children()))
 
     def _input_plan(self, node: Any) -> Any:
-        """Return an operator's input with record numbers, without the records found so far."""
+        """Return the plan of an operator's input, with record numbers and without the records found so far."""
         excluded = self._sequence(self.failures)
 
         def exclude(leaf: Any) -> Any:
@@ -157,7 +157,7 @@ class Operators:
     def _one_by_one(
         self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
     ) -> Failures:
-        """Return each row's error by record number; the driver evaluates the expressions row by row."""
+        """Return the error of each row by record number. The driver evaluates the expressions row by row."""
         catalyst = self._expressions
         attributes = getattr(catalyst, "package$AttributeSeq")(columns)
         # Nondeterministic expressions need state that only a task initializes.
@@ -195,18 +195,18 @@ class Operators:
         return self._trial_failures(operator(replaced, output, input_plan, node.isBarrier(), node.profile()))
 
     def _trial_failures(self, plan: Any) -> Failures:
-        """Return the failures that a trial reports, from a plan of record numbers and texts."""
+        """Return the failures that a trial reports. The plan's rows have a record number and a text."""
         failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
         rows = frame_of(self._limited(failed), self._session).collect()
         return {row[0]: msgspec.json.decode(row[1], type=learned(Failure)) for row in rows}
 
     def _limited(self, plan: Any) -> Any:
-        """Limit the rows of each of a plan's tasks to one more than the maximum number of failures."""
+        """Limit the rows that each task of a plan returns to one more than the maximum number of failures."""
         limit = self._expressions.Literal.create(self.most + 1, self._types.IntegerType)
         return self._logical.LocalLimit(limit, plan)
 
     def _trial_expression(self, function: Any, trial: Any, returns: Any, inputs: Sequence[Any]) -> Any:
-        """Return an expression that tries a Python function, with all that Spark ships to its workers."""
+        """Return an expression that tries a Python function, in the same environment as the function itself."""
         original = function.func()
         command = bytes(original.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
         new_command = CloudPickleSerializer().dumps((trial(command, self.most), returns))  # type: ignore[no-untyped-call]
@@ -230,7 +230,7 @@ class Operators:
 
 
 def _evaluated(node: Any, name: str) -> list[Any]:
-    """Return the expressions that an operator evaluates for each row; for a generator, its arguments."""
+    """Return the expressions that an operator evaluates for each row. For a generator, these are its arguments."""
     expressions = listed(node.generator().children()) if name == "Generate" else listed(node.expressions())
     return [expression.child() if kind(expression) == "Alias" else expression for expression in expressions]
 
@@ -242,5 +242,5 @@ def _functions(expression: Any) -> list[Any]:
 
 
 def _value(argument: Any) -> Any:
-    """Return the expression of a Python function's positional or keyword argument."""
+    """Return the value's expression of a Python function's argument, which may be positional or a keyword."""
     return argument.children().head() if kind(argument) == "NamedArgumentExpression" else argument

@@ -1,4 +1,4 @@
-"""Records of a batch by number: their Kafka offsets, reads of them in Spark tasks, and reads of rejected ones."""
+"""Records of a batch by number: their Kafka offsets, reads of all in Spark tasks, and reads of the rejected ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from ..spark.worker_resources import WorkerResources
 from .table import DeadLetter
 
 ROW_BITS = 20
-"""A record's number is its message's number, then in these bits its row in the message: 0 for a user's topic."""
+"""Number of low bits of a record's number that hold its row in its message (0 for a user's topic).
+
+The bits above hold the message's number.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,25 @@ class Numbering:
     """Numbers of a batch's messages, from 0 in the order of inputs, partitions and offsets."""
 
     ranges: tuple[tuple[str, Range], ...]
-    """The ranges that the batch reads, each with the input's declared name."""
+    """Ranges that the batch reads, each with the input's declared name."""
 
     @cached_property
     def numbered(self) -> tuple[tuple[int, str, Range], ...]:
-        """Number of the first message, input and range, for each range."""
+        """Ranges, each with the number of its first message and the name of its input, in this order.
+
+        Number, name, range.
+        """
         starts = accumulate((entry.last - entry.first for _, entry in self.ranges), initial=0)
         return tuple((start, *entry) for start, entry in zip(starts, self.ranges, strict=False))
 
     def at(self, message_number: int) -> tuple[str, int, int]:
-        """Return the input, the Kafka partition and the offset of a message's number."""
+        """Return the input, the Kafka partition and the offset of the message with this number."""
         start, name, part = self.numbered[bisect_right(self.numbered, message_number, key=lambda entry: entry[0]) - 1]
         return name, part.partition, part.first + message_number - start
 
 
 def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Numbering:
-    """Return the numbering of a batch that reads inputs from the base version's offsets to `ends`."""
+    """Return the numbering of a batch that reads its inputs from the base version's offsets to `ends`."""
     return Numbering(
         tuple(
             (name, part)
@@ -59,22 +65,28 @@ def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Num
 
 
 def record_number(message_number: int, row: int) -> int:
-    """Return a record's number, from its message's number and its row in the message."""
+    """Return a record's number, from the number of its message and the record's row in the message."""
     return message_number << ROW_BITS | row
 
 
 def place_of(number: int) -> tuple[int, int]:
-    """Return the message's number and the row in the message of a record's number."""
+    """Return the number of a record's message, and the record's row in the message, from the record's number."""
     return number >> ROW_BITS, number & ((1 << ROW_BITS) - 1)
 
 
 _GAP = 2_000
-"""Maximum number of skipped messages between two that one read returns: a second read costs as much as these."""
+"""Maximum number of unneeded messages between two needed ones in a single read.
+
+Reading them costs as much as a second read.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InputTopic:
-    """An input's topic, and for a channel the attempts whose messages count; None for a user's topic."""
+    """An input's topic.
+
+    `attempts` are those whose messages count; None for a user's topic, where all messages count.
+    """
 
     topic: str
     attempts: frozenset[str] | None
@@ -82,7 +94,7 @@ class InputTopic:
 
 @dataclass(frozen=True)
 class Messages:
-    """Reads rejected records again, by number."""
+    """Reads the messages of rejected records again, by record number."""
 
     kafka: Kafka
     sources: Mapping[str, InputTopic]
@@ -90,7 +102,10 @@ class Messages:
     patience_s: float
 
     def rejected(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
-        """Return records as dead letters, in the order of their numbers. Raises `Gone` if a message is deleted."""
+        """Return the failed records as dead letters, in the order of their numbers.
+
+        Raises `Gone` if a message no longer exists.
+        """
         numbers_by_offset: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(failures):
             name, partition, offset = self.numbering.at(place_of(number)[0])
@@ -117,7 +132,7 @@ class Messages:
                 start = position
 
     def _letters(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
-        """Yield dead letters of one message's records; the message is decoded once."""
+        """Yield the dead letters of a message's failed records. The message is decoded once."""
         source = self.sources[name]
         address = (source.topic, message.partition() or 0, message.offset() or 0)
         time_ms = message.timestamp()[1]
@@ -136,7 +151,7 @@ class Messages:
 
 
 def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
-    """Return the headers in a channel row's column `headers`, which the stage copied from a topic; empty if none."""
+    """Return a channel row's `headers`, which the stage copied from a topic; empty without that column."""
     if "headers" not in row.schema.names or row.schema.field("headers").type != HEADERS:
         return ()
     return tuple((header["key"], header["value"]) for header in row["headers"][0].as_py() or ())
@@ -144,20 +159,20 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class KafkaFeed:
-    """Reads an input's records in Spark tasks, with their numbers; a function for `mapInArrow` over range indices."""
+    """Function for `mapInArrow`: given indices of offset ranges, reads and numbers the records of these ranges."""
 
     resources: WorkerResources = field(repr=False)
     topic: str
     schema: pa.Schema
-    """The input's columns, then the number's column."""
+    """Columns of the input, followed by the column of the record's number."""
     ranges: Sequence[tuple[int, Range]]
-    """The number of the first message, and the range, for each range."""
+    """Ranges of the input, each with the number of its first message."""
     attempts: frozenset[str] | None
-    """For a channel, the attempts whose messages count; None for a user's topic."""
+    """Attempts whose messages count in a channel; None for a user's topic, where all messages count."""
     patience_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the ranges whose indices the batches hold."""
+        """Read the ranges whose indices are in the batches."""
         configure_worker()
         for batch in batches:
             for number in batch["id"].to_pylist():
@@ -175,7 +190,7 @@ class KafkaFeed:
         check_count(self.topic, part, num_rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
-        """Yield the offsets of records, their rows in their messages, and their columns."""
+        """Yield, for records of these messages, their offsets, their rows in their messages, and their columns."""
         plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
             rows = Columns(messages).source(plain)

@@ -1,4 +1,4 @@
-"""Retry of a failed batch without the records that cause the failure, which go to a table and to a topic.
+"""Retry of a failed batch without the records that cause the failure, which are written to a table and a topic.
 
 A state function reports keys, and an operator of Spark's plan reports records (`operators.py`); for any other failure,
 groups of records are tried (`state/failing.py`).
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROUNDS = 100
-"""Maximum number of attempts at the batch; each excludes at least one record more."""
+"""Maximum number of attempts at a batch. Each attempt leaves out at least one more record than the one before."""
 _PARALLEL_JOBS = 4
 """Number of parallel jobs that try groups of records."""
 _LOG_INTERVAL_S = 5.0
-"""Seconds between log lines about a search's progress; a shorter search logs nothing."""
+"""Seconds between log lines about the progress of a search. A search that ends earlier logs nothing."""
 
 
 @dataclass
 class Culprits:
-    """Finds the records of one batch without which the batch passes.
+    """Finds the records of a batch that have to be left out so that the batch passes.
 
     Attributes:
-        most: Maximum number of records.
-        failures: Failures of excluded records, by number.
+        most: Maximum number of records to leave out.
+        failures: Failures of the records to leave out, by record number.
     """
 
     records: Rerun
@@ -77,7 +77,7 @@ class Culprits:
     _logged: float = field(default_factory=time.monotonic, init=False)
 
     def compute(self, error: Exception | None) -> tuple[TaskReport, ...]:
-        """Compute the batch without the records that fail; `error` is its first error, None before any attempt.
+        """Compute the batch without the records that fail. `error` is the batch's error; None if it was not tried yet.
 
         Raises:
             TooMany: More than `most` records fail.
@@ -123,7 +123,7 @@ class Culprits:
             raise Refused("the stage is stopping")
 
     def _operator_failures(self, needed: DataFrame) -> Failures:
-        """Return the records for which an operator of the function's plan fails."""
+        """Return the records for which an operator of the plan of the stage's function fails."""
 
         def on_found(count: int) -> None:
             self._check_not_stopping()
@@ -141,7 +141,7 @@ class Culprits:
         return operators.failures
 
     def _state_failures(self, error: StateFailed) -> Failures:
-        """Return the records for whose keys the state's function fails."""
+        """Return the records with the keys for which the state's function fails."""
         if not error.told.keys:
             return {}
         rows = self.records.of_keys(error.told.keys, self.failures)
@@ -182,22 +182,22 @@ def _compute(rows: DataFrame) -> None:
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Computes batches without the records that fail. `rescue` and `retry` raise as computing the batch does."""
+    """Computes batches without the records that fail. `rescue` and `retry` raise what computing the batch raises."""
 
     spark: SparkSession
     stage: Stage
     shape: Shape
     resources: WorkerResources
     topic: str = ""
-    """Topic for copies of rejected records; empty for none."""
+    """Topic that gets copies of rejected records; empty for none."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """Topics of sinks that differ from the declared ones, by sink."""
+    """Topics, by sink, of the sinks that are published under another name than declared."""
 
     def rescue(self, batch: Batch, error: Exception) -> Written:
         """Compute a failed batch without the records that fail, and put these into the table of rejected records.
 
-        Raises `Refused` if too many records fail, or their topic rejects them; and `error` itself if no record causes
-        it.
+        Raises `Refused` if too many records fail, or if the topic for rejected records refuses them; and `error` if no
+        record causes it.
         """
         if blamed(error) is None:
             raise error
@@ -213,9 +213,9 @@ class BatchRejecter:
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
     def set_aside(self, batch: Batch, written: Written) -> Written:
-        """Put the records that a sink's topic is too small for into the table of rejected records.
+        """Put the records that are too large for a sink's topic into the table of rejected records.
 
-        Raises `Refused` if too many records are rejected, or their topic rejects them.
+        Raises `Refused` if too many records are rejected, or if the topic for rejected records refuses them.
         """
         unsent = [record for report in written.results for record in report.unsent]
         if not unsent:
@@ -250,8 +250,9 @@ class BatchRejecter:
     def retry(self, batch: Batch) -> Written:
         """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.
 
-        Records that a sink's topic rejected are sent unchanged. Raises `Refused` if the program does not read a
-        record's input.
+        Records that were too large for a sink's topic are sent again unchanged. Raises `Refused` if the program does
+        not
+        read the input of a record.
         """
         rows = self._table_of(batch).rows(batch.base)
         waiting = rows.filter(pc.is_null(rows["retried"]))
@@ -282,7 +283,10 @@ class BatchRejecter:
         return self.set_aside(batch, Written((*results, *sent), side_tables={REJECTED: table}))
 
     def _republish(self, batch: Batch, rejected: pa.Table) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
-        """Send rejected records of sinks that now fit their topics. Returns reports and the table's new rows."""
+        """Send the rejected records of sinks that now fit their topics.
+
+        Returns reports and the table's changed rows.
+        """
         version, kafka, patience_s = batch.base.version + 1, self.resources.open_kafka(), self.resources.patience_s
         reports, rows = list[TaskReport](), rejected.to_pylist()
         for sink in self.stage.sinks:
@@ -312,7 +316,7 @@ class BatchRejecter:
         most: int | None = None,
         read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
-        """Return the batch's reports and its failures; add the number of records per input to `read`."""
+        """Return the batch's reports and its failures. Adds the number of records of each input to `read`."""
         allowed = self._allowed(batch.base) if most is None else most
         for frame in inputs:
             frame.persist()

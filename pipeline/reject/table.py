@@ -1,6 +1,6 @@
 """The table of a stage's rejected records, `<stage>_rejected`; their topic; and rejected records as inputs of a retry.
 
-The topic has the messages unchanged, with the headers of Kafka Streams' dead letter queues.
+The topic gets the messages unchanged, with the headers of Kafka Streams' dead letter queues added.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _KEY = [column.name for column in REJECTED_RECORDS.key]
 
 @dataclass(frozen=True, slots=True)
 class RejectedTable:
-    """Reads and writes the table of rejected records, in the store (or spool) and the cache of the stage's batches."""
+    """Reads and writes the table of a stage's rejected records.
+
+    Uses the store (or spool) and the cache of its batches.
+    """
 
     store: ObjectStore
     cache: SstCache
@@ -41,7 +44,7 @@ class RejectedTable:
     stage: str
 
     def rows(self, manifest: Manifest) -> pa.Table:
-        """Return all rows of a version's table, with `SCHEMA`."""
+        """Return all rows of a version's table, with the columns of `SCHEMA`."""
         table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, REJECTED_RECORDS).blocks)
@@ -52,10 +55,11 @@ class RejectedTable:
     def put(
         self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
     ) -> SideTable:
-        """Return the table of the version after `base`: with one or more rows upserted, and runs merged if due.
+        """Return the table of the version after `base`: one or more rows are upserted, and runs are merged if due.
 
-        `changed` are rows as `row_of` returns them. `added` is the number of new rows; `waiting` is the change in the
-        number of records that wait for a retry, negative if some were retried.
+        `changed` has rows in the form of `row_of`. `added` is the number of new rows; `waiting` is the change in the
+        number
+        of records that wait for a retry, negative if some were retried.
         """
         previous = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
@@ -99,17 +103,17 @@ def row_of(record: DeadLetter, *, version: int, now_ms: int) -> dict[str, object
 
 _PREFIX = "__streams.errors."
 _MAX_HEADER_BYTES = 65_536
-"""Maximum bytes of a header's value, since brokers limit messages including their headers."""
+"""Maximum bytes of a header's value, since brokers limit the size of a message with its headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A rejected record as read, and its error.
+    """A rejected record as it was read, and its error.
 
     Attributes:
-        input: The declared name of its input.
-        row: Its row in its message; 0 for a user's topic.
-        time_ms: Its message's time, in ms since 1970.
+        input: Declared name of the record's input.
+        row: The record's row in its message; 0 for a user's topic.
+        time_ms: The message's time, in ms since 1970.
     """
 
     topic: str
@@ -126,7 +130,7 @@ class DeadLetter:
     time_ms: int = 0
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
-        """Return the record's own headers and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
+        """Return the record's own headers and, as text, those of KIP-1034: `__streams.errors.exception` and others."""
         fields = {
             "exception": self.error,
             "stacktrace": self.stack,
@@ -140,9 +144,9 @@ class DeadLetter:
 
 
 def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
-    """Write rejected records durably, at least once: a retry of a batch that is not committed writes them again.
+    """Write rejected records durably, at least once: a retry of a batch that was not committed writes them again.
 
-    Raises `Refused` if the broker rejects a record: the topic is missing, full, or not writable for us. Raises
+    Raises `Refused` if the broker rejects a record: the topic is missing, full, or not writable for this user. Raises
     `Unavailable` if the broker does not answer for longer than `patience_s`.
     """
     try:
@@ -160,7 +164,7 @@ def inputs_of(
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
     """Return rejected records by input, numbered in `RECORD`, and the table's rows in the order of these numbers.
 
-    Raises `Refused` if a record's input or columns are unknown to the program's stage.
+    Raises `Refused` if the program's stage does not have a record's input, or if that has other columns.
     """
     inputs, ordered = {}, list[dict[str, object]]()
     records = rows.to_pylist()

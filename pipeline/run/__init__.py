@@ -1,1 +1,1 @@
-"""A running app: check its program, claim its stages, start, watch and stop their queries, metrics."""
+"""Runs an app: checks its program, claims its stages, starts, watches and stops their queries, serves metrics."""

@@ -1,4 +1,4 @@
-"""Claims stages: checks the stored head against the program, and finds the start of a new stage.
+"""Claims of stages: the stored head is checked against the program, and the start of a new stage is found.
 
 A program that does not fit the stored state is refused, with the command that migrates the state (`state/fits.py`).
 """
@@ -40,12 +40,12 @@ from .start_positions import StartFinder, StartPosition, another_channel, log_un
 
 
 def migrate_command(app: App) -> str:
-    """Return the command that migrates the stored state to a changed program."""
+    """Return the command by which a user migrates the stored state to a changed program."""
     return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
 
 
 def _keep(app: App, changed: Iterable[str] = ()) -> str:
-    """Return a hint: the command that migrates the stored state to the program, and the changes it would make."""
+    """Return a hint with the command that migrates the stored state to the program, and its changes."""
     done = "; ".join(changed)
     return (
         f"migrate the stored state: {migrate_command(app)} (preview: --dry-run){f' would do: {done}' if done else ''}"
@@ -53,9 +53,11 @@ def _keep(app: App, changed: Iterable[str] = ()) -> str:
 
 
 def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
-    """Return the declared table, with the stored number of state partitions, which the code sets only for a new table.
+    """Return the declared table, but with the stored number of state partitions.
 
-    The code may change the compaction and the time to live. Raises `Refused` for other differences from the stored
+    The program sets it only for a new table.
+
+    The program may change the compaction and the time to live. Raises `Refused` for other differences from the stored
     table.
     """
     if head is None or (stored := head.table) == table:
@@ -76,9 +78,9 @@ def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
-    """Refuse a key or state that does not fit the stored table, whatever the columns of the stage's rows are.
+    """Refuse a key or state that cannot fit the stored table, whatever columns the stage's rows have.
 
-    Without Spark, stored columns also stand in for the columns that a state names itself. Raises `Refused`.
+    Without Spark, if a state itself declares columns, the stored ones are assumed. Raises `Refused`.
     """
     if stored is None or stage.state is None:
         fit = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
@@ -115,7 +117,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
 
 
 def check_made_here(app: str, stage: str, stored: Table | None) -> None:
-    """Refuse a stage whose rows no slackwater program computes. Raises `Refused`."""
+    """Refuse a stage whose rows are not computed by a slackwater program. Raises `Refused`."""
     if stored is not None and (elsewhere := kind_of(stored.state).elsewhere):
         raise Refused(
             f"stage {app}/{stage} is {elsewhere}: no program can continue it",
@@ -124,7 +126,7 @@ def check_made_here(app: str, stage: str, stored: Table | None) -> None:
 
 
 def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
-    """Refuse inputs that differ from the stored ones. Raises `Refused`."""
+    """Refuse inputs that differ from the stage's stored inputs. Raises `Refused`."""
     inputs = fit_inputs(head, app.writers(stage))
     if inputs.new or inputs.gone:
         declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
@@ -150,7 +152,7 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
 
 
 def with_lineage(stored: Mapping[str, Lineage], current: Mapping[str, Lineage]) -> dict[str, Lineage]:
-    """Return the lineage of all programs that the stage has run with, because records of each may be stored."""
+    """Return the union of stored and current lineage, because records of every program so far may be stored."""
     names = dict.fromkeys((*stored, *current))
     return {name: joined([stored.get(name, {}), current.get(name, {})]) for name in names}
 
@@ -160,19 +162,19 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Claims stages of one app for one writer."""
+    """Claims stages of one app for a writer."""
 
     store: ObjectStore
     kafka: Kafka
     app: App
     topics: Mapping[str, str]
-    """Users' topics that this app reads under another name (a clone's), by the declared name."""
+    """Topics that a clone reads instead of the declared users' topics, by the declared name."""
     writer: str
     by: str
     accept_loss: bool
     """True if lost offsets may be skipped."""
     migration: int = 0
-    """Number of the app's newest migration, which all of its stages have completed."""
+    """Number of the app's newest migration, which is complete in all of its stages."""
     publishes: Mapping[str, str] | None = None
     """Topic of each sink of a clone, by its declared name; None if topics are as declared."""
     promotion: int = 0
@@ -181,7 +183,7 @@ class Claimer:
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Create the missing repartition topics of these stages, and the internal topics of their sinks.
 
-        With `only_ask`, only check that this is allowed. Raises `Refused` if not.
+        With `only_ask`, only check that the topics may be created. Raises `Refused` if they may not.
         """
         self.kafka.create_topics(self._channels(stages), only_ask=only_ask)
         sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
@@ -190,8 +192,9 @@ class Claimer:
         """Refuse a stage that does not fit the stored state. Writes nothing and needs no Spark.
 
         Returns the stage's head (None for a new stage) and its start positions by the input's declared name. Raises
-        `Refused` where the names of the key, the kind of state or an input changed, `Gone` where input offsets are
-        lost, and `NotFound` where an input topic does not exist.
+        `Refused` if the names of the key columns, the kind of state or an input changed, `Gone` if input offsets are
+        lost,
+        and `NotFound` if an input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
@@ -207,12 +210,15 @@ class Claimer:
         return head, self.starts(stage, head)
 
     def start_of(self, name: str) -> tuple[int, ...]:
-        """Return the offsets at which stages without versions begin to read a topic. Raises as `check`."""
+        """Return the offsets at which stages without versions begin to read a topic. Raises what `check` raises."""
         stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
         return self._start(stage, stage.inputs[name], None).at.offsets
 
     def check_shape(self, stage: Stage, shape: Shape, head: Manifest | None, starts: dict[str, StartPosition]) -> None:
-        """Refuse columns that differ from the stored ones, and log what the stage will not see. Raises `Refused`."""
+        """Refuse columns that differ from the stored ones, and log the records that the stage will not see.
+
+        Raises `Refused`.
+        """
         agreed(self.app, stage, shape.table, head)
         if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
@@ -226,7 +232,7 @@ class Claimer:
         log_unseen(stage.name, starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
-        """Commit a claim of the stage and return it. Raises as `check` and `check_shape` do.
+        """Commit a claim of the stage and return it. Raises what `check` and `check_shape` raise.
 
         Start positions are computed again: records may have expired since the check, while Spark started.
         """
@@ -269,7 +275,7 @@ class Claimer:
         return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
     def outputs(self, stage: Stage, head: Manifest, shape: Shape) -> dict[str, Output]:
-        """Return the channels with which a stage's next version starts; `head` is its newest version, or a draft."""
+        """Return the channels of a stage's next version as they begin. `head` is its newest version, or a draft."""
         outputs = {}
         for channel in stage.repartitions:
             output = head.outputs.get(channel.name)
@@ -282,9 +288,10 @@ class Claimer:
         return outputs
 
     def _same_channel(self, stage: Stage, output: Output) -> Output:
-        """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` for a re-created topic, and as `check`.
+        """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` for a re-created topic.
 
-        Where loss is accepted, the channel of a re-created topic continues at the topic's end.
+        Also raises what `check` raises. If loss is accepted, the channel of a re-created topic continues at the topic's
+        end.
         """
         count = len(output.ends)
         now = self._state(stage, output.topic)
@@ -296,10 +303,10 @@ class Claimer:
         return replace(output, topic_id=merged(output.topic_id, now.id))
 
     def begin(self, stage: Stage, name: str) -> Input:
-        """Return the start of a stage that has versions on an input that is new to it, as the program declares it.
+        """Return the position at which a stage that has versions starts to read an input that is new to it.
 
         An input that the stage read earlier resumes where the stage stopped. A channel that its writer has not written
-        yet is read from its beginning. Raises as `check`.
+        yet is read from its beginning. Any other input starts as the program declares. Raises what `check` raises.
         """
         source = stage.inputs[name]
         head = history.head(self.store, self.app.name, stage.name)
@@ -315,7 +322,7 @@ class Claimer:
         return self._start(stage, source, None).at
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
-        """Return the repartition topics that these stages read or write, with the partitions for creating each."""
+        """Return the repartition topics that these stages read or write, with the number of partitions to create."""
         used = [
             channel for stage in stages for channel in (*stage.repartitions, *map(self.app.channel, stage.channels))
         ]
@@ -325,9 +332,11 @@ class Claimer:
         return channel_topic(self.app.name, channel.name)
 
     def starts(self, stage: Stage, head: Manifest | None, *, claiming: bool = False) -> dict[str, StartPosition]:
-        """Return a stage's start positions by the input's declared name. A new stage has no `head`. Raises as `check`.
+        """Return a stage's start positions by the input's declared name. `head` is None for a new stage.
 
-        With `claiming`, the head is the draft of its claim, and upstream stages of this run are claimed already.
+        With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are claimed
+        already.
+        Raises what `check` raises.
         """
         left_off: dict[str, Input | None] = {}
         if head is not None:
@@ -345,7 +354,7 @@ class Claimer:
         }
 
     def _check_position(self, position: Input) -> Input:
-        """Return an input's stored position if all records after it still exist. Raises `Refused`."""
+        """Return an input's stored position if the sender's versions after it still exist. Raises `Refused`."""
         first = history.first_version(self.store, self.app.name, position.upstream) if position.upstream else 0
         if position.version + 1 < first:
             raise Refused(
@@ -372,7 +381,7 @@ class Claimer:
         return self.kafka.offsets_since(topic, [time_ms] * count)
 
     def _state(self, stage: Stage, topic: str) -> TopicState:
-        """Return a topic's state in Kafka. For a repartition topic not created yet, return its future state."""
+        """Return a topic's state in Kafka. For a repartition topic that is not created yet, return its future state."""
         try:
             return self.kafka.state(topic)
         except Refused:
@@ -389,7 +398,7 @@ class Claimer:
 
 
 def program_of(app: App) -> Program | None:
-    """Return the file that declares an app, as manifests store it; None if no file does."""
+    """Return the file that declares an app, in the form that manifests store; None if no file declares it."""
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
@@ -398,8 +407,8 @@ def program_of(app: App) -> Program | None:
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
     """Refuse to run a program that a promotion has replaced.
 
-    `heads` are the app's newest versions. A supervisor may restart the replaced program, which would take over the new
-    app or migrate it back. Costs no request for an app without promotions. Raises `Refused`.
+    `heads` are the app's newest versions. A supervisor may restart the replaced program, which would take over the app
+    that replaced it, or migrate it back. Costs no request for an app without promotions. Raises `Refused`.
     """
     manifests, program = tuple(heads), program_of(app)
     promotion = newest_of(manifests)

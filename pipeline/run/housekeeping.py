@@ -49,12 +49,12 @@ _OTHERS_S = 60.0
 _KAFKA_S = 2.0
 _POLL_S = 300.0
 _RETRY_MS = 600_000
-"""Wait after a collection that did not end: it was interrupted, or is still under way."""
+"""Wait, in ms, after a collection without an end, which was interrupted or is still under way."""
 
 
 @contextmanager
 def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` on a thread of its own during the block. Work that does not end soon is abandoned."""
+    """Run `work` on a thread of its own during the block. After the block, wait a short time for it to end."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
@@ -66,9 +66,9 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
 
 
 def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: threading.Event) -> None:
-    """Poll the progress of Spark's tasks every few seconds. If the JVM hangs, only this thread does, too.
+    """Poll the progress of Spark's tasks every few seconds. If the JVM hangs, only this thread hangs, too.
 
-    `queued` is updated, less often, with the job groups that wait for a core (`queued_groups`).
+    Updates `queued`, less often, with the job groups that wait for a core (`queued_groups`).
     """
     tracker, due_s = spark.sparkContext.statusTracker(), 0.0
     while not over.is_set():
@@ -87,25 +87,25 @@ def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: t
 
 @dataclass(slots=True)
 class LagReporter:
-    """Reports lags and writes heartbeats every few seconds. No batch waits for it or depends on it."""
+    """Reports lags and writes heartbeats every few seconds. Batches do not wait for it or depend on it."""
 
     store: ObjectStore
-    """The store, with a short timeout."""
+    """Store with a short timeout, for heartbeats and heads."""
     claimer: Claimer
-    """Claimer of this run, with the writer's id for heartbeats."""
+    """Claimer of this run. Heartbeats have its writer's id."""
     runners: Sequence[StageRunner]
     listener: Listener
     sink_places: Callable[[str], Mapping[str, Place | None]]
-    """Returns the published places of a stage's sinks; for stages of this run."""
+    """Returns the published places of the sinks of a stage; only for stages of this run."""
     waits_for: Callable[[StageLag], str] = lambda _stage: ""
-    """Returns why a stage of this run waits; empty if it does not."""
+    """Returns the reason why a stage of this run waits; empty if the stage does not wait."""
     _waits: dict[str, str] = field(default_factory=dict)
     _other_heads: dict[str, Manifest] = field(default_factory=dict)
-    """Heads of stages that do not run here."""
+    """Heads of the app's stages that run elsewhere or nowhere."""
     _alive: tuple[Beat, ...] | None = None
 
     def work(self, over: threading.Event) -> None:
-        """Report and write heartbeats until `over` is set, then write the last heartbeat."""
+        """Report lags and write heartbeats until `over` is set, then write the last heartbeat."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
         beat, heart = Beat(self.claimer.writer, self.claimer.by, epochs), Heart(self.store, app)
         others_due = 0.0
@@ -153,10 +153,11 @@ class LagReporter:
 
 @dataclass(slots=True)
 class Collector:
-    """Collects garbage by the retention rules. No batch waits for it, and killing it does no harm.
+    """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
     The store records the app's last collection by any process. Among several runners of an app, the one that owns the
-    first running stage collects, as its epoch shows; another one does if that runner misses its turn. Two concurrent
+    first running stage collects, as its epoch shows. If that runner misses its turn, another one collects. Two
+    concurrent
     collections do no harm.
     """
 
@@ -164,16 +165,16 @@ class Collector:
     app: str
     retention: Retention
     every_ms: int
-    """Interval of collections."""
+    """Interval between collections, in ms."""
     by: str
     epochs: Callable[[], Mapping[str, int]]
     """Returns the epochs of the stages that this runner owns."""
     listener: Listener
     _since_ms: int = 0
-    """Time of the first `look`."""
+    """Time of the first call of `look`."""
 
     def work(self, over: threading.Event) -> None:
-        """Collect garbage when it is due, until `over` is set; not at once, because first batches need the cores.
+        """Collect garbage when due, until `over` is set. Does not begin at once, because first batches need the cores.
 
         A collection under way at the end is abandoned, and the next one continues it.
         """
@@ -192,9 +193,9 @@ class Collector:
                     self.listener.collected(done)
 
     def look(self, now_ms: int) -> Collected | None:
-        """Collect if that is due and this runner's turn; return what was collected, else None. Raises as `collect`.
+        """Collect if a collection is due and it is this runner's turn; return its result, else None.
 
-        Costs one listing if no collection is due.
+        Raises what `collect` raises. Costs one listing if no collection is due.
         """
         self._since_ms = self._since_ms or now_ms
         last_ms, ended = last_collection(self.store, self.app)
@@ -206,7 +207,7 @@ class Collector:
         return collect(self.store, self.app, self.retention, by=self.by)
 
     def _leads(self, now_ms: int) -> bool:
-        """Return True if this runner owns the first running stage."""
+        """Return True if this runner owns the first running stage, and so has the turn to collect."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
         alive = beats(self.store, self.app, now_ms)
         epochs = self.epochs()
@@ -215,10 +216,11 @@ class Collector:
 
 
 def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
-    """Return what a stage waits for; empty while it works, or if unknown.
+    """Return what a stage waits for, as a phrase; empty while the stage works, or if that is unknown.
 
-    `busy`: a batch is under way; `queued`: none of its tasks runs, while tasks of other stages do. `on_hold`: a
-    promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
+    `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
+    promotion
+    holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
     """
     if busy:
         return "a free core" if queued else ""
@@ -232,9 +234,9 @@ def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, reade
 
 
 def queued_groups(spark: SparkSession) -> Collection[str]:
-    """Return the job groups in Spark without a running task, if other groups have running tasks.
+    """Return the Spark job groups without a running task, if any other group has running tasks.
 
-    A streaming query's jobs are in the group of its run id. Costs a few JVM calls for each active job.
+    The jobs of a streaming query are in the group named by its run id. Costs a few JVM calls for each active job.
     """
     jvm: Any = spark.sparkContext._jvm
     statuses = jvm.java.util.ArrayList()
@@ -253,7 +255,7 @@ _LOOK_S = 5.0
 
 @dataclass(slots=True)
 class TopicWatch:
-    """Watches the topics of one runner's stages. `look` is thread-safe."""
+    """Watches the topics of one runner's stages for re-creation. `look` is thread-safe."""
 
     kafka: Kafka
     app: str
@@ -262,14 +264,14 @@ class TopicWatch:
     """Error of the first topic found re-created; None if there is none."""
 
     def work(self, over: threading.Event) -> None:
-        """Check every few seconds, until `over` is set or a topic is re-created: one request each time."""
+        """Check the topics every few seconds, by one request, until `over` is set or a topic is found re-created."""
         while self.error is None and not over.wait(_LOOK_S):
             self.look(users=False)
 
     def look(self, *, users: bool = True) -> AnotherTopic | None:
-        """Return the error of a re-created topic; None if all are the same or Kafka does not answer.
+        """Return the error of a re-created topic; None if no topic is re-created, or if Kafka does not answer.
 
-        Without `users`, users' topics are left out.
+        If `users` is False, users' topics are left out.
         """
         topics = {entry[0]: entry for runner in self.runners for entry in self._topics(runner) if users or entry[2]}
         try:
@@ -288,7 +290,7 @@ class TopicWatch:
         return self.error
 
     def _topics(self, runner: StageRunner) -> Iterator[tuple[str, str, str, str, str]]:
-        """Yield topic, id, kind (empty for a user's topic), hint and stage, for all topics with a known id."""
+        """Yield all topics with a known id: topic, id, kind (empty for a user's topic), hint and stage."""
         head = runner.head
         entries = [
             *(

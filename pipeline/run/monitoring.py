@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 HUNG_S = 600.0
-"""Seconds without progress after which pending work counts as hanging, at least."""
+"""Minimum seconds without progress after which pending work counts as hanging."""
 _TIMES_USUAL = 10
-"""Allowed duration without progress, as a multiple of the longest of a stage's recent batches."""
+"""Allowed time without progress, as a multiple of the longest of a stage's recent batches."""
 _SPARK_S = 60.0
 """Seconds that Spark's JVM may not answer, for example during garbage collection."""
 _LOOP_S = 60.0
-"""Seconds that one round of the driver's loop may take, beyond the timeout of store and broker."""
+"""Maximum seconds of one round of the driver's loop, beyond the timeout of store and broker."""
 _CHECKED_S = 30.0
-"""Seconds for which a check that this runner owns its stages counts; the runner checks every five seconds."""
+"""Seconds for which a check of ownership counts; the runner checks every five seconds that it owns its stages."""
 _REMEMBERED = 20
-"""Number of recent batches of a stage."""
+"""Number of recent batches of a stage whose durations are remembered."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _Stage:
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     unread: bool = False
     unread_s: float = 0.0
-    """Time since which records wait for the stage."""
+    """Time since when records wait for the stage."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Health(Listener):
     _is_held: Callable[[str], bool] = lambda _stage: False
     _doing: str = "starting"
     _at_s: float = 0.0
-    """Time when the loop last came round, or when the current step outside of the loop began."""
+    """Time when the loop last began a round, or when the current step outside of the loop began."""
     _spark_s: float = 0.0
     _spark: Hashable = None
     _checked_s: float = float("-inf")
@@ -132,12 +132,15 @@ class Health(Listener):
                     seen.unread = unread
 
     def hangs(self) -> tuple[str, ...]:
-        """Return what hangs, as sentences; empty for a live run."""
+        """Return the parts of the run that hang, as sentences; empty for a live run."""
         with self._lock:
             return tuple(self._hanging(self.clock()))
 
     def lacks(self) -> tuple[str, ...]:
-        """Return why this runner may not write now, as sentences; empty if it owns its stages and runs batches."""
+        """Return the reasons why this runner may not write now, as sentences.
+
+        Empty if it owns its stages and runs batches.
+        """
         with self._lock:
             if not self._stages:
                 return (f"no batches are running: {self._doing}",)
@@ -168,9 +171,9 @@ class Health(Listener):
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
 Probe = Callable[[], tuple[str, ...]]
-"""Returns the problems found, as sentences; empty if there are none."""
+"""Returns the problems that it finds, as sentences; empty if there are none."""
 _OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
-"""Description of a metric and its value for a batch, by the metric's name."""
+"""Metrics of a batch: by the metric's name, its description and a function that returns its value."""
 
 _HISTOGRAMS: _OfBatch = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
@@ -268,7 +271,7 @@ class Metrics(Listener):
             self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
 
     def lags(self, stages: tuple[StageLag, ...]) -> None:
-        """Export the lag of each stage. Unknown lags get no sample, so that an alert cannot mistake them for zero."""
+        """Export the lag of each stage. An unknown lag is not exported, so that an alert cannot mistake it for zero."""
         for stage in stages:
             at = (stage.app, stage.stage)
             samples: list[tuple[Gauge, tuple[str, ...], float | None]] = [(self._running, at, stage.running)]
@@ -288,7 +291,7 @@ class Metrics(Listener):
                 gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
-        """Serve `GET /metrics` and the runner's probes on a port of all interfaces, as `serve` does."""
+        """Serve `GET /metrics` and the runner's probes on a port of all network interfaces, by the function `serve`."""
         return serve(self.registry, port, self.probes)
 
     @property
@@ -298,9 +301,12 @@ class Metrics(Listener):
 
 
 def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
-    """Serve `GET /metrics` on this port of all interfaces until the process ends; 0 for any free port. Return the port.
+    """Serve `GET /metrics` on a port of all network interfaces until the process ends; 0 chooses a port.
 
-    A probe is answered with 200 or 503 and its problems. Raises `Refused` if the port is taken.
+    Return the port.
+
+    A probe without problems is answered with 200, otherwise with 503 and the problems. Raises `Refused` if the port is
+    taken.
     """
     try:
         server, _ = start_http_server(port, registry=registry)

@@ -26,15 +26,15 @@ class Options:
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """Stop once all records present at the start are read, and their results downstream."""
+    """Stop once all records present at the start are read, and so are the rows that result from them downstream."""
     max_records: int | None = None
-    """Maximum input records a batch. None for this and the next two options: the program's setting."""
+    """Maximum input records of a batch; None for the program's setting, as in the next two options."""
     trigger_ms: int | None = None
     """Minimum time between batches."""
     max_unflushed: int | None = None
-    """Maximum number of versions that a stage runs ahead of its last commit; 0 for none."""
+    """Maximum number of versions by which a stage may run ahead of its last commit; 0 for none."""
     accept_loss: bool = False
-    """Continue without input records that are gone."""
+    """Continue without input records that Kafka has lost."""
     master: str | None = None
     """Spark's master URL; None for Spark's own configuration."""
     patience_s: float = 120
@@ -49,17 +49,17 @@ class Options:
     py_files: tuple[str, ...] = ()
     """Python files and zips that the program and its tasks import."""
     compaction_threads: int = 1
-    """Merges of each stage at a time, in the background; 0 leaves compaction to `slackwater compact`."""
+    """Maximum concurrent merges of a stage, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
-    """Returns the retention rules of an app by its name; the rest of its history is collected."""
+    """Returns an app's retention rules, by the app's name. They decide which history garbage collection deletes."""
     archive: bool = True
-    """Archive the input records that `retention` names."""
+    """Archive the records of the inputs that `retention` names."""
     gc_every_ms: int | None = 3_600_000
-    """Interval of garbage collections; None for none by this runner."""
+    """Interval between garbage collections; None if this runner does not collect."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """End offsets of users' topics, by name; other topics are read to their ends."""
     publishes: bool = True
-    """Publish the rows of sinks. If False, they stay in their internal topics, also for a clone."""
+    """Publish the rows of sinks. If False, rows stay in the sinks' internal topics, also for a clone."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
@@ -72,7 +72,7 @@ class Options:
 
 
 def gc_every_ms(name: str, text: str) -> int | None:
-    """Parse the interval of collections: a span of at least a minute, or `off` for None. Raises `Usage`."""
+    """Parse the interval of collections: a span of at least a minute; `off` gives None. Raises `Usage`."""
     if text == "off":
         return None
     every_ms = parse_ms(name, text)

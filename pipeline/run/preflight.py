@@ -50,29 +50,29 @@ Checked = tuple[Manifest | None, dict[str, StartPosition]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Result of the checks before Spark starts. Nothing is written yet."""
+    """Result of the checks before Spark starts, before which nothing is written."""
 
     stages: tuple[Stage, ...]
     """Stages of this run, upstream first."""
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
-    """One store for each stage, so that requests are counted by stage."""
+    """Store of each stage, so that requests are counted by stage."""
     checked: Mapping[str, Checked]
     store: CountingStore
     """Store for requests that belong to no stage."""
     heartbeats: CountingStore
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
-    """Claims stages of the app; topics begin where the app began."""
+    """Claims stages of the app. New stages read topics from the offsets at which the app was created."""
     access: Callable[[], S3Access | None]
     """Returns the workers' access to the store."""
     new: bool
     """True if the app is not in the store yet."""
     clone: bool
-    """True for a clone or a replaced app, which sends no records to the topics of the original."""
+    """True for a clone, or for a replaced app: it sends no records to the topics of the original."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
-        """Return a claimer for one stage that counts requests on the stage's store."""
+        """Return a claimer for one stage, whose requests are counted for that stage."""
         return replace(self.claimer, store=self.stores[stage.name])
 
 
@@ -172,7 +172,10 @@ def _heads(store: ObjectStore, app: App) -> list[Manifest]:
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
-    """Check that topics for rejected records exist and are not the app's own. Raises `NotFound` or `Refused`."""
+    """Check that the topics for rejected records exist and that the app itself does not use them.
+
+    Raises `NotFound` or `Refused`.
+    """
     for stage in [stage for stage in stages if stage.rejects]:
         if stage.rejects in {
             channel_topic(app.name, output.name) for writer in app.stages.values() for output in writer.writes
@@ -189,7 +192,7 @@ def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
 
 
 def limits_of(stage: Stage, options: Options) -> Limits:
-    """Return the limits of a stage's batches; options of the run override the program. Raises `Usage`."""
+    """Return the limits of a stage's batches. The run's options take precedence over the program's. Raises `Usage`."""
     declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
@@ -201,10 +204,10 @@ def limits_of(stage: Stage, options: Options) -> Limits:
 
 
 def _check_absent(store: ObjectStore, app: App) -> None:
-    """Log the stages that the app has and the program lacks: snapshots and garbage collection wait for them.
+    """Log the stages of the stored app that the program lacks: snapshots and garbage collection wait for them.
 
-    Raises `Refused` where such a stage seems to be renamed in the program, because the renamed stage would start empty,
-    and where no program computes its rows.
+    Raises `Refused` if such a stage seems to have another name in the program, because the renamed stage would start
+    empty, and if no program computes its rows.
     """
     names = absent(store, app.name, app.stages.keys())
     if not names:
@@ -232,7 +235,7 @@ def _check_absent(store: ObjectStore, app: App) -> None:
 
 
 def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
-    """Return True if a stage of the program may be this stage of the app, as far as known without Spark."""
+    """Return True if the program's stage may be the stored stage under another name, as far as known without Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])
@@ -240,7 +243,7 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """Raise `Refused` if `max_unflushed` is set and executors run on other machines than the spooled SSTs."""
+    """Raise `Refused` if `max_unflushed` is set and tasks run on machines that do not hold the spooled SSTs."""
     ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
     if ahead and not master.startswith("local"):
         raise Refused(
@@ -251,7 +254,7 @@ def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
 
 
 def check_memory(kafka: Mapping[str, str], master: str) -> None:
-    """Raise `Refused` if Kafka is in the memory of this process and executors run on other machines."""
+    """Raise `Refused` if Kafka is in the memory of this process and Spark's tasks run on other machines."""
     if in_memory(kafka) and not master.startswith("local"):
         raise Refused(
             f"{kafka['bootstrap.servers']} is in the memory of this process, which executors of {master} cannot reach",

@@ -23,10 +23,10 @@ from .stopping import Stop
 
 
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
-    """Return the app that a Python file declares; with a `name`, as the app of that name, such as a clone.
+    """Return the app that a Python file declares. With a `name`, give it that name, such as that of a clone.
 
-    With a `store`, under the name of the app's folder there. Raises as `module_of`, and `Usage` for a file with no app,
-    with several, or with an app that has no stage.
+    With a `store`, give it the name of the app's folder there. Raises what `module_of` raises, and `Usage` for a file
+    with no app, with several apps, or with an app that has no stage.
     """
     module = module_of(path)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
@@ -50,7 +50,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
 def module_of(path: str) -> ModuleType:
     """Import a user's file under a module name of its own, with its folder on `sys.path`.
 
-    Raises `NotFound` where there is no such file, `Refused` where its code raises an error, and `Usage` for a folder.
+    Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` for a folder.
     """
     file = program_file(path).resolve()
     spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
@@ -66,7 +66,10 @@ def module_of(path: str) -> ModuleType:
 
 
 def run_app(app: App, options: Options, listener: Listener) -> None:
-    """Run an app that this process declares. Raises as `runner.run`, and `Usage` for invalid Spark settings."""
+    """Run an app that this process declares.
+
+    Raises what `runner.run` raises, and `Usage` for invalid Spark settings.
+    """
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     on_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
@@ -77,7 +80,7 @@ def run_app(app: App, options: Options, listener: Listener) -> None:
 
 
 def _send_by_value(module: ModuleType) -> None:
-    """Pickle the functions of a program's module by value, because workers do not have its file."""
+    """Have the functions of a program's module pickled by value, because workers do not have its file."""
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -89,7 +92,10 @@ def run_file(
     listener: Listener,
     stop: Stop | None = None,
 ) -> None:
-    """Run the app that a file declares. Arguments as for `runner.run`; raises as `load_app` and `runner.run` do."""
+    """Run the app that a file declares. Other arguments are those of `runner.run`.
+
+    Raises what `load_app` and `runner.run` raise.
+    """
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)

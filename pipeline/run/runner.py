@@ -45,7 +45,7 @@ from .stopping import Stop, StopRequested, stop_signals
 from .supervisor import BetweenBatches, CatchUp, Completer, Supervisor, snapshot_names
 
 _DRAIN_S = 10.0
-"""Seconds for archiving the last records when a run ends. The next run archives the rest."""
+"""Maximum seconds for archiving the last records when a run ends. The next run archives the rest."""
 
 
 def run(
@@ -57,9 +57,10 @@ def run(
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
-    `listener` gets the events of the run. `stop` ends the run when set; with None, this function handles the signals
-    itself. If `stop` was given and set before the first batch, raises `StopRequested`. Raises `Fenced` where a newer
-    runner took a stage over, and another `SlackwaterError` for any other error. Nothing committed is lost.
+    `listener` gets the events of the run. The run ends when the event `stop` is set; with None, this function handles
+    the
+    signals itself. Raises `StopRequested` if a given `stop` is set before the first batch, `Fenced` if a newer runner
+    took a stage over, and another `SlackwaterError` for any other error. Committed versions are never lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running(app.name))
@@ -97,7 +98,7 @@ def run(
 
 
 def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
-    """Check the columns, create what is missing in the store and in Kafka, claim the stages, and return the claims."""
+    """Check the columns, create missing objects in the store and in Kafka, claim the stages, and return the claims."""
     store, app = start.store, start.claimer.app.name
     listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:

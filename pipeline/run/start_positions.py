@@ -1,4 +1,4 @@
-"""Start positions of a claimed stage, and the records that it skips because Kafka has lost them.
+"""Start positions of a claimed stage, and the records that the stage skips because Kafka has lost them.
 
 Offsets of a topic only move forward. Lost offsets are refused, or, with `accept_loss`, skipped at once and recorded in
 the claim. With `accept_loss`, a claim also continues on a topic that was deleted and created again.
@@ -32,7 +32,7 @@ from ...store.versions.manifest import Input, Lost, Manifest, Reset
 _log = logging.getLogger("slackwater")
 
 Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-"""Returns the first offset to read of each partition, from the earliest and the end offset of each."""
+"""Returns each partition's first offset to read, from each partition's earliest offset and end offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,25 @@ class StartPosition:
     """Start position of one input."""
 
     at: Input
-    """The input as the claim records it."""
+    """The input's position in the form that the claim stores."""
     lost: Lost | None = None
-    """The loss that the claim skips; None for no loss."""
+    """Loss that the claim skips and records; None for no loss."""
     broken: frozenset[str] = frozenset()
-    """Ids of snapshots that the loss keeps from completing."""
+    """Ids of snapshots that cannot complete because of the loss."""
     unseen: str = ""
-    """Records that a new stage will not see although none were lost in flight, as half a sentence."""
+    """Records that a new stage will not see although none are lost in flight, as a phrase for a message."""
     ends: tuple[int, ...] = ()
-    """End offsets of a user's topic at that time."""
+    """End offsets of a user's topic when the position was found."""
     another: str = ""
-    """Reason why the input's topic is a re-created one, as from `why_another`; empty if it is the same."""
+    """Reason, from `why_another`, why the input's topic is a re-created one.
+
+    Empty if the topic is the same as before.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StartFinder:
-    """Finds the start positions of one stage. `head` is None for a new stage; `state` asks Kafka for a topic.
+    """Finds the start positions of one stage. `head` is None for a new stage; `state` returns a topic's state in Kafka.
 
     With `accept_loss`, lost records may be skipped. With `claiming`, the head is the draft of a claim, and upstream
     stages of this run are claimed already.
@@ -72,7 +75,7 @@ class StartFinder:
     """Returns the first offset of each partition with a record at or after a time (ms since 1970); -1 for none."""
 
     def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
-        """Return the start of a user's topic; a new stage starts at the offsets from `begin`, or at the earliest.
+        """Return the start on a user's topic. A new stage starts at the offsets from `begin`, or at the earliest.
 
         Raises `Refused`, or what `state` and `begin` raise.
         """
@@ -116,7 +119,10 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
     def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return why a topic without a known id must be a re-created one, by its records' times; else empty."""
+        """Return the reason why the records' times show that a topic was re-created; empty if they do not.
+
+        Used for topics without a known id.
+        """
         if is_known(now.id) or self.since is None or self.head is None:
             return ""
         head = self.head
@@ -131,7 +137,7 @@ class StartFinder:
         )
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
-        """Return the start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
+        """Return the start on a repartition topic that the stage `upstream` writes. Raises what `topic` raises."""
         # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
         now = self.state(topic)
         sender = history.head(self.store, self.app, upstream)
@@ -171,7 +177,7 @@ class StartFinder:
         return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
     def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
-        """Return the start of a stage that has not read the channel yet: the beginning of the channel."""
+        """Return the start of a stage that never read the channel: the channel's beginning."""
         earliest, none = now.earliest, (0,) * len(now.earliest)
         first = history.first_version(self.store, self.app, upstream)
         # The history of a clone, or one that was thinned out, does not begin at version 1.
@@ -194,7 +200,10 @@ class StartFinder:
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
     def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """Return the start on a channel with a re-created topic: where the sender began, without unread older rows."""
+        """Return the start on a channel whose topic was re-created: the offsets where the sender began to use it.
+
+        Rows that the stage had not read from the former topic are skipped.
+        """
         markers: set[str] = set()
         for version in history.after(self.store, self.app, at.upstream, at.version):
             output = version.outputs.get(name)
@@ -213,7 +222,7 @@ class StartFinder:
         return StartPosition(replace(at, topic_id=topic_id), another=why)
 
     def _start_after_gap(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
-        """Return the start after a gap of lost messages; None if no row is lost."""
+        """Return the start after a gap of deleted messages; None if the gap has no rows."""
         newer = history.after(self.store, self.app, at.upstream, at.version)
         gap = in_flight.find_gap(name, at, newer, earliest)
         if gap is None:
@@ -230,7 +239,7 @@ class StartFinder:
     def _check_within(
         self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str
     ) -> tuple[int, ...]:
-        """Return the offsets, 0 for new partitions. Raises `Refused` if any exceeds the topic's end."""
+        """Return the offsets, and 0 for new partitions. Raises `Refused` if any exceeds the topic's end."""
         at = offsets + (0,) * (len(ends) - len(offsets))
         if beyond := ", ".join(windows(topic, ends, at)):
             raise Refused(
@@ -250,7 +259,7 @@ class StartFinder:
 
 
 def another_users_topic(app: str, topic: str) -> str:
-    """Return the hint for a user's topic that was deleted and created again."""
+    """Return the hint of an error about a user's topic that was deleted and created again."""
     return (
         f"to read the new topic from its beginning: slackwater reset {app} --topic {topic} --to-earliest, or run with "
         "--accept-loss; if it has the same records at the same offsets: slackwater reset with --shift-by 0"
@@ -258,7 +267,7 @@ def another_users_topic(app: str, topic: str) -> str:
 
 
 def another_channel(app: str) -> str:
-    """Return the hint for a repartition topic that was deleted and created again."""
+    """Return the hint of an error about a repartition topic that was deleted and created again."""
     return (
         "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
         f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
@@ -266,9 +275,9 @@ def another_channel(app: str) -> str:
 
 
 def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
-    """Return the claim with these start positions, by the input's declared name.
+    """Return the claim `draft` with these start positions, which are by the input's declared name.
 
-    Snapshots that the loss breaks are failed first, so that nobody waits for them for ever.
+    Snapshots that cannot complete because of the loss are failed first, so that nobody waits for them for ever.
     """
     broken = frozenset(name for start in starts.values() for name in start.broken)
     for request in stored.open_requests(store, draft.app) if broken else ():
@@ -290,7 +299,7 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
 
 
 def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
-    """Log which records a stage will not see, before it starts."""
+    """Log, before a stage starts, which records it will not see."""
     for name, start in starts.items():
         if start.ends and not is_known(start.at.topic_id):
             _log.warning(

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 _GRACE_S = 0.5
-"""Delay with which this process may get a signal that is sent to all processes of the run."""
+"""Seconds within which this process gets a signal that is sent to all processes of the run."""
 
 
 class StopRequested(BaseException):
-    """Raised by a stop request where no orderly end is needed."""
+    """Raised after a stop request where the run need not end in order."""
 
 
 class Stop(threading.Event):
-    """Event of a stop request; `now` is set by a second one (Ctrl-C), to wait for nothing more."""
+    """Event of a stop request. A second request (Ctrl-C) sets `now`: wait for nothing more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Stop(threading.Event):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise `StopRequested` within the block as soon as a stop is requested; for interruptible waits."""
+        """During the block, raise `StopRequested` as soon as a stop is requested. For waits that may be interrupted."""
         previous, self._raises = self._raises, True
         try:
             if self.is_set():
@@ -40,9 +40,9 @@ class Stop(threading.Event):
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
-        """Run the block without interruption, and raise `StopRequested` for failures after a stop request.
+        """Do not interrupt the block at a stop request. If it fails or ends after the request, raise `StopRequested`.
 
-        A signal may go to all processes of the run, and a failure that it causes elsewhere may be seen before the
+        A signal may be sent to all processes of the run. So a failure that it causes elsewhere may be seen before the
         signal.
         """
         previous, self._raises = self._raises, False
@@ -65,10 +65,11 @@ class Stop(threading.Event):
 
 @contextmanager
 def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
-    """Return an event that SIGINT and SIGTERM set; in other threads than the main one, nothing sets it.
+    """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
-    `StopRequested` ends the block and is not raised further. `on_ask` is called with the event when it is set, and when
-    `now` is: immediately, on a thread of its own, whatever the main thread does.
+    `StopRequested` ends the block and is not raised further. `on_ask` is called with the event when the event is set,
+    and
+    when its `now` is set: immediately, on a thread of its own, whatever the main thread does.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

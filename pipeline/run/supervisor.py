@@ -45,13 +45,13 @@ from .stopping import Stop
 
 @dataclass(frozen=True, slots=True)
 class BetweenBatches:
-    """Does requested edits and retries. Costs one listing, and a second one while rejected records wait."""
+    """Carries out requested edits and retries. Costs one listing, and a second one while rejected records wait."""
 
     store: ObjectStore
     app: str
 
     def check(self, runners: Iterable[StageRunner]) -> bool:
-        """Do what is requested; return False if requests remain, or the store is unavailable.
+        """Carry out all requests; return False if some remain, or if the store is unavailable.
 
         Raises what a batch raises, which ends the stage.
         """
@@ -90,7 +90,7 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(slots=True)
 class Completer:
-    """Completes the snapshots that every stage of an app has recorded, one at a time, on a thread of its own."""
+    """Completes snapshots once every stage of an app has recorded them, one at a time, on a thread of its own."""
 
     store: ObjectStore
     app: str
@@ -101,9 +101,9 @@ class Completer:
     _under_way: Future[None] | None = None
 
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
-        """Complete, in the background, the snapshots for which these heads may have been the last missing part.
+        """Complete, in the background, the snapshots that may be complete with these heads.
 
-        Returns the recorded snapshots of these heads whose requests are gone.
+        Returns the snapshots that are recorded in the heads and whose requests no longer exist.
         """
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:
@@ -138,7 +138,7 @@ class Completer:
 
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of snapshots; an id that is withdrawn or cannot be looked up stays an id.
+    """Return the names of snapshots. A snapshot that is withdrawn or cannot be looked up is named by its id.
 
     `names` caches names by id and gets the new ones.
     """
@@ -154,9 +154,12 @@ def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], names: di
 class CatchUp:
     """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
-    Later records may be read as well, but are not waited for. A stage is done when it has read its topics up to their
-    ends at the start, and its channels up to the version with which their writers were done, and no row is left that
-    falls due at its watermark. A writer that does not run here counts as done with its head at the start.
+    Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
+    its
+    topics up to their ends at the start; it has read its channels up to the version with which their writers were done;
+    and no row is left that falls due at its watermark. A writer that does not run here counts as done with its head at
+    the
+    start.
     """
 
     store: ObjectStore
@@ -164,9 +167,12 @@ class CatchUp:
     ends: Mapping[str, Sequence[int]]
     """End offsets of the users' topics at the start, by topic and Kafka partition."""
     own: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Inputs whose watermark the stage declares itself, by stage; upstream's watermark is not waited for."""
+    """Inputs whose watermark the stage declares itself, by stage.
+
+    For these, the upstream watermark is not waited for.
+    """
     _done: dict[str, int] = field(default_factory=dict)
-    """A version at which the stage was done, by stage."""
+    """First known version at which a stage was done, by stage."""
 
     def done(self, heads: Mapping[str, Manifest]) -> bool:
         """Return True if all stages of the run are done, by their newest committed versions, upstream first."""
@@ -205,13 +211,13 @@ class CatchUp:
 _POLL_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 5.0
-"""Interval of the epoch check. A runner that takes a stage over also notifies the others."""
+"""Interval of the epoch check. A runner that takes a stage over also notifies the other runners."""
 _STOP_S = 6.0
 _SPARK_STOP_S = 10.0
 _NOW_S = 1.0
 _START_S = 15.0
 _STARTING = ("Initializing", "Getting offsets", "Starting")
-"""Prefixes of a Spark query's status before its sources have answered."""
+"""Prefixes of the status that Spark shows for a query whose sources have not answered yet."""
 
 
 @dataclass(slots=True)
@@ -236,7 +242,7 @@ class Supervisor:
     _to_do: bool = False
 
     def until_done(self) -> None:
-        """Start the queries and return after an orderly end. Raises the error that ended a query otherwise."""
+        """Start the queries and return after an orderly end. Raises the error of a query that failed."""
         with closing(self.completer):
             try:
                 # Planners need to know the open requests when they start.
@@ -253,10 +259,11 @@ class Supervisor:
             self._complete_snapshots()
 
     def _start(self) -> None:
-        """Start the queries, at most as many at a time as there are cores.
+        """Start the queries, at most as many at the same time as there are cores.
 
-        Each source is a process of its own, and Spark gives each ten seconds to start. If all sources of a large app
-        started at once, they would take longer on a small machine.
+        Spark runs each source in its own process, and gives it ten seconds to start. If all sources of a large app
+        started
+        at once, they would take longer on a small machine.
         """
         at_once = os.cpu_count() or 1
         self.listener.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")
@@ -308,7 +315,7 @@ class Supervisor:
             self._follow_promotion()
 
     def _follow_promotion(self) -> None:
-        """Publish the sinks that a promotion gave the app since, and stop publishing its former ones."""
+        """Publish the sinks that a promotion has given to the app, and stop publishing its former ones."""
         if self.publishers.follow({runner.stage.name: runner.head for runner in self.runners}):
             self.publishers.start()
             # Catch up with versions committed since the threads were created.
@@ -316,12 +323,12 @@ class Supervisor:
                 self.publishers.move(runner.head)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return the offsets that each stage has read up to, by topic."""
+        """Return, by stage and topic, the offsets up to which the stage has read."""
         heads = ((runner.stage.name, runner.head.inputs.values()) for runner in self.runners)
         return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
     def _halt(self) -> None:
-        """Wait a while for batches under way to end and be committed, then drop them."""
+        """Wait a while until running batches have ended and are committed, then drop the rest."""
         for runner in self.runners:
             runner.stop()
         deadline = time.monotonic() + _STOP_S
@@ -338,7 +345,7 @@ class Supervisor:
         end_all(ends, lambda: _NOW_S if self.stop.now.is_set() else _SPARK_STOP_S)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise the failure of a stage or a sink; for halted queries, only the failures of their runners.
+        """Raise the failure of a stage or a sink. With `halted`, ignore that the queries have ended.
 
         If a topic was re-created, raise that as the cause of any other failure.
         """
@@ -368,7 +375,7 @@ class Supervisor:
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:
-        """Complete the snapshots that every stage has recorded, and drop those whose requests are gone."""
+        """Complete the snapshots that every stage has recorded, and drop those whose requests no longer exist."""
         closed = self.completer.check([runner.head for runner in self.runners])
         for runner in self.runners:
             runner.forget(closed)

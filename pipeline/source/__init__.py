@@ -1,1 +1,1 @@
-"""Structured Streaming data sources: planning a batch, reading it, Spark's checkpoint folder, marks of own errors."""
+"""Structured Streaming data sources: batches are planned and read; Spark's checkpoint is written; errors are marked."""

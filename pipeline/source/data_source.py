@@ -1,6 +1,6 @@
 """The Structured Streaming source of one input, in Python: a user's Kafka topic, or a repartition topic.
 
-Spark starts a process only to construct a source, so modules for reading are imported when something is read.
+Spark starts a process merely to construct a source, so modules for reading are imported only at the first read.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TOPIC_SCHEMA = (
 )
 """The columns of Structured Streaming's Kafka source."""
 WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
-"""The columns with the option `includeHeaders`."""
+"""Columns of Structured Streaming's Kafka source with the option `includeHeaders`."""
 
 
 class InputSource(DataSource):
-    """`spark.readStream.format("slackwater-input")`, for internal use. Users' source is `slackwater.spark`."""
+    """`spark.readStream.format("slackwater-input")`, for internal use. The source for users is `slackwater.spark`."""
 
     private: ClassVar[Private] = Private()
 
     @classmethod
     def name(cls) -> str:
-        """Return Spark's name of the format."""
+        """Return the name of the format in Spark."""
         return "slackwater-input"
 
     def schema(self) -> StructType | str:
@@ -52,11 +52,13 @@ _registering = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
-    """Return a stream of a source with `private` values; rows have `schema`, or that of a plain topic.
+    """Return a stream of a source with `private` values.
+
+    Rows have the columns of `schema`; None for those of a plain topic.
 
     Spark pickles a source's class when it is registered, and constructs the source when the stream is opened. So for
-    that moment a class is registered that carries the values. Spark keeps them in memory as pickled bytes, sends them
-    to tasks like functions, and shows them nowhere. A schema given to Spark would defer the construction.
+    that moment a class is registered that has the values. Spark keeps the values in memory as pickled bytes, sends them
+    to tasks like functions, and shows them nowhere. If Spark were given a schema, it would construct the source later.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _registering:

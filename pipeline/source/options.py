@@ -1,11 +1,7 @@
-"""What Spark gets with a source: its options, its private values, and the checkpoint from which a query resumes.
+"""Options of a Structured Streaming source, and its private values. Values only.
 
-Spark shows options in its plans, UI and event log. So the client's properties, which have passwords, reach a source in
-another way (`data_source.open_stream`).
-
-The checkpoint folder is written from a manifest. It is scratch, because the manifest is the only log. Spark resumes
-after the last batch in `offsets/` that `commits/` confirms; it needs two of each to resume at a position. Formats:
-OffsetSeqLog and CommitLog of Structured Streaming, version 1.
+Spark shows options in its plans, UI and event log. So the Kafka client's properties, which have passwords, are passed
+to a source in another way (`data_source.open_stream`).
 """
 
 from __future__ import annotations
@@ -27,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Options of a source, passed as JSON in its one Spark option. No secrets."""
+    """Options of a source, passed to Spark as the JSON value of a single option. No secrets."""
 
     input: str
     """Declared name of the input."""
     topic: str
     """Kafka topic."""
     topic_id: str = ""
-    """Id of a user's topic, as `Input.topic_id` has it."""
+    """Id of a user's topic, in the form of `Input.topic_id`."""
     upstream: str = ""
     """Stage that writes a repartition topic; empty for a user's topic."""
     patience_s: float = 120
     """Seconds that the broker or the store may be unavailable."""
     max_records: int | None = None
-    """Maximum records (of a channel: rows) a batch; None for no limit."""
+    """Maximum records of a batch, or rows for a channel; None for no limit."""
     trigger_ms: int = 0
     """Minimum time between two batches."""
     app: str = ""
@@ -51,31 +47,31 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     spool: str = ""
     """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
     counts: str = ""
-    """Folder where requests to the store are counted; empty for none."""
+    """Folder for counts of the requests to the store; empty to count none."""
     told: str = ""
-    """Folder of the runner's messages to planners (`wake.PlannerFiles`); empty for none."""
+    """Folder with the runner's messages to planners (`wake.PlannerFiles`); empty for none."""
     wakes: bool = False
-    """True if the runner wakes the stage through this input."""
+    """True if this input's planner starts the batches for which the runner wakes the stage."""
     asks: bool = False
-    """True if snapshot requests reach the stage through this input; otherwise by markers."""
+    """True if this input's planner starts batches for requested snapshots; False if markers announce them."""
     handled: tuple[str, ...] = ()
-    """Ids of snapshots for which a batch of this topic has already ended."""
+    """Ids of the snapshots for which a batch of this input has already ended."""
     until: tuple[int, ...] | None = None
-    """End offsets of a user's topic for this reader, by partition; None to read to the topic's end."""
+    """End offsets by partition up to which to read a user's topic; None to read to the topic's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Values of a source that must not be shown."""
+    """Values of a source that Spark must not show."""
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Client properties."""
+    """Kafka client properties."""
     s3: S3Settings | None = None
     """S3 client settings; None to read them from the environment."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The driver's environment variables for S3, for planning on the same machine."""
+    """The driver's environment variables for S3. Planners use them, since they run on the driver's machine."""
     error_mark: ErrorMark = ERROR_MARK
-    """Mark of errors of reading, in tasks."""
+    """Mark that tasks put on errors of reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class ScratchCheckpoint:
     folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Make Spark start with batch `version` + 1 at these positions, one for each use of a source, in order."""
+        """Have Spark start with batch `version` + 1 at these positions: one for each use of a source, in order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
@@ -97,7 +93,7 @@ class ScratchCheckpoint:
             (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def planned(self, batch: int) -> dict[str, Position]:
-        """Return the end of a batch by input, as Spark logged it before the batch started."""
+        """Return the end position of each input of a batch, as Spark logged it before the batch started."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
         ends: dict[str, Position] = {}
         for line in lines:

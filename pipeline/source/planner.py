@@ -1,7 +1,7 @@
 """Plans the end of an input's next batch, in the source's own process on the driver.
 
-Spark asks many times a second. Answers come from memory; Kafka and the store are polled at the intervals below. A batch
-ends early, and starts even when idle, when a snapshot needs it.
+Spark asks many times a second. Answers come from memory; Kafka and the store are polled at the intervals below. If a
+snapshot needs it, a batch ends early, or starts even without records.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 _STORE_POLL_IDLE_S = 2.0
 _IDLE_SHARE = 1 / 30
-"""Maximum polling interval after a long silence, as a share of the silence."""
+"""Maximum polling interval, as a share of the time since the last new version."""
 
 
 @dataclass(slots=True)
 class Pace:
     """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
-    Snapshot requests override both. Batches start at whole multiples of the interval on the wall clock, like Structured
-    Streaming's, so that the inputs of a stage, each planned in a process of its own, are due together.
+    Requests for snapshots are exempt from both rules. Batches start at whole multiples of the interval on the wall
+    clock,
+    like Structured Streaming's, so that the inputs of a stage, each planned in a process of its own, are due together.
     """
 
     interval_s: float
@@ -66,10 +67,11 @@ class _Every:
 
 
 def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
-    """Return end offsets with at most `max_records` in all, shared out among partitions by their backlog.
+    """Return end offsets with at most `max_records` in all, divided among partitions in proportion to their backlog.
 
-    Partitions missing in `start` are new and begin at 0. The rule of Structured Streaming's maxOffsetsPerTrigger; each
-    partition with a backlog moves by at least one record.
+    Partitions missing in `start` are new and begin at 0. This is the rule of Structured Streaming's
+    maxOffsetsPerTrigger,
+    except that each partition with a backlog moves by at least one record.
     """
     begins = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]
@@ -93,23 +95,27 @@ class TopicPlanner:
     handled: set[str]
     """Ids of snapshots for which a batch has ended."""
     until: tuple[int, ...] | None = None
-    """End offsets for this reader, by partition; None for no end."""
+    """End offsets up to which to read, by partition; None to read to the topic's end."""
     woken: Callable[[int], int] = lambda _handled: 0
-    """Returns a version, newer than the given one, after which a batch is due even without records; 0 for none."""
+    """Returns a version, newer than the given one, for which the runner wants a batch without records; 0 for none."""
     bounds: Callable[[], tuple[int, ...] | None] = lambda: None
-    """Returns the offsets at which a promotion holds the app; partitions not listed are not read. None for no hold."""
+    """Returns the end offsets at which a promotion holds the app, by partition; None for no hold.
+
+    Partitions without an end offset are not read.
+    """
     topic_id: str = ""
-    """Id of the topic being read, as `Input.topic_id` has it."""
+    """Id of the topic being read, in the form of `Input.topic_id`."""
     _seen_ms: int = field(default_factory=instants.now_ms, init=False)
-    """Last time when Kafka had the topic with this id."""
+    """Time when Kafka was last seen to have the topic with this id."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
 
     def latest(self, start: Position) -> Position:
-        """Return the end of the batch that starts at `start`; `start` itself for no batch.
+        """Return the end of the batch that starts at `start`; return `start` itself for no batch.
 
-        Raises `Unavailable` when the broker has been unavailable for too long, and `AnotherTopic`.
+        Raises `Unavailable` if the broker has been unavailable for too long, and `AnotherTopic` if the topic was re-
+        created.
         """
         new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
         if new:
@@ -167,18 +173,18 @@ class ChannelPlanner:
     pace: Pace
     max_records: int | None
     woken: Callable[[int], int] = lambda _handled: 0
-    """Returns a version, newer than the given one, after which a batch is due even without rows; 0 for none."""
+    """Returns a version, newer than the given one, for which the runner wants a batch without rows; 0 for none."""
     committed: Callable[[], int | None] = lambda: None
-    """Returns the newest version of an upstream stage that runs on this machine; None if unknown."""
+    """Returns the newest version of the upstream stage if that runs on this machine; None if unknown."""
     _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
-    """Last time when a new version was found, or the first poll."""
+    """Time when a new version was last found; before that, time of the first poll."""
     _read_after: int = field(default=0, init=False)
-    """Newest upstream version known at the last poll."""
+    """Newest upstream version that was known at the last poll."""
 
     def latest(self, start: Position) -> Position:
-        """Return the end of the batch that starts at `start`; `start` itself for no batch."""
+        """Return the end of the batch that starts at `start`; return `start` itself for no batch."""
         self._refresh(start.version)
         rows, end = 0, None
         snapshots: tuple[str, ...] = ()
@@ -205,7 +211,7 @@ class ChannelPlanner:
         return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.handed_on_ms, woken)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
-        """Return the attempts whose messages count in the upstream versions start + 1 to end."""
+        """Return the attempts that upstream versions start + 1 to end name, whose messages count."""
         versions = history.between(self.store, self.app, self.upstream, start, end)
         return frozenset(sent(self.channel, versions).attempts)
 

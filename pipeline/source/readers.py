@@ -1,6 +1,6 @@
-"""Readers of Structured Streaming's Python sources: they plan batches and read them.
+"""Readers of Structured Streaming's Python sources, which plan batches and read them.
 
-Planning runs in one driver process for each source, reading in Spark's Python workers.
+One driver process for each source plans its batches. Spark's Python workers read them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class _Range(InputPartition):
-    """A range of a topic; for a channel, with the attempts whose messages count."""
+    """Offsets start to end - 1 of one Kafka partition. For a channel, `attempts` are those whose messages count."""
 
     topic: str
     part: Range
@@ -63,9 +63,9 @@ class _SourceReader(DataSourceStreamReader):
     """Common part of both readers."""
 
     _planner: TopicPlanner | ChannelPlanner
-    """Created on first use, because a reader is also pickled to workers, which plan nothing."""
+    """Planner, created on first use: a reader is also pickled to workers, which plan nothing."""
     _needed: frozenset[str] | None = None
-    """Columns that the stage needs; None for all."""
+    """Columns that the stage needs; None if it needs all."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         self._options = options
@@ -78,7 +78,10 @@ class _SourceReader(DataSourceStreamReader):
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the end of the batch that starts at `start`, or at the last end: Spark before 4.2 gives no start."""
+        """Return the end of the batch that starts at `start`, or, without a start, at the end of the last batch.
+
+        Spark before 4.2 gives no start.
+        """
         at = Position.of(start or self._reached)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
@@ -92,13 +95,13 @@ class _SourceReader(DataSourceStreamReader):
             yield from self._read(partition, arrow_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges to read; before Spark 4.2, an empty range also tells where a checkpoint resumes."""
+        """Return the ranges to read. Before Spark 4.2, the end also tells where a restarted query resumes."""
         self._reached = end
         first, last = Position.of(start), Position.of(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
 
     def _attempts(self, _start: int, _end: int) -> frozenset[str]:
-        """Return the attempts whose messages count, of a channel's upstream versions."""
+        """Return the attempts that a channel's upstream versions name, whose messages count."""
         return frozenset()
 
     @abstractmethod
@@ -107,7 +110,7 @@ class _SourceReader(DataSourceStreamReader):
     def stop(self) -> None:
         """End the planning process without output if Spark has hung up at a query's end.
 
-        Otherwise pyspark's loop would report the error over the same connection, and print that it cannot.
+        Otherwise pyspark's loop would report the error over the same broken connection, and print that it cannot.
         """
         error = sys.exception()
         if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
@@ -123,7 +126,7 @@ class _SourceReader(DataSourceStreamReader):
 
     @property
     def _archived(self) -> Kafka:
-        """Kafka, with lost records read from archives. With `until`, archives are read first, as for a trial."""
+        """Kafka with archives for records that Kafka has lost. With `until`, as in a trial, archives are read first."""
         options, columns = self._options, SCHEMA.names
         if self._needed is not None and not options.spool:
             columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
@@ -137,7 +140,7 @@ class _SourceReader(DataSourceStreamReader):
 
     @contextmanager
     def _keep(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
-        """Return a function that keeps the messages of a range, as they are read, for the archive."""
+        """Return a function that keeps the messages of a range for the archive while they are read."""
         if not self._options.spool:
             yield lambda _columns: None
             return
@@ -187,7 +190,7 @@ class TopicSourceReader(_SourceReader):
         return self._files.bounds(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Return the earliest offsets. Not used for stages, whose checkpoint has a position."""
+        """Return the earliest offsets. Not used for stages: their checkpoint has a position."""
         # Called only without a checkpoint, which stages always have.
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
@@ -208,7 +211,7 @@ class TopicSourceReader(_SourceReader):
                 yield from _together(self._chosen(self._share, read, schema))
 
     def _chosen(self, share: KeyShare, read: Iterable[Columns], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a share of keys. For other rows, only the key columns are built."""
+        """Yield the rows that belong to a share of keys. For all other rows, only the key columns are built."""
         for columns in read:
             indexes = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
             if len(indexes):
@@ -216,7 +219,7 @@ class TopicSourceReader(_SourceReader):
 
 
 def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in larger batches: for Spark, a batch of a few rows costs as much as one of thousands."""
+    """Yield all rows in fewer, larger batches: for Spark, a batch of a few rows costs as much as one of thousands."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

@@ -1,7 +1,7 @@
-"""Fetched records of users' topics, kept by readers as files on the runner's machine, for the archiver.
+"""Files on the runner's machine in which readers keep fetched records of users' topics for the archiver.
 
-A file has one complete range of offsets of one partition, as uncompressed Arrow; it gets its name once the range was
-read. Nothing depends on these files: missing ranges are read from Kafka again.
+A file has one complete range of offsets of one partition, as uncompressed Arrow. It gets its final name once the range
+has been read. These files are not required: the archiver reads missing ranges from Kafka again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..kafka.columns import Columns
 _log = logging.getLogger("slackwater")
 
 _MOST_BYTES = 4 << 30
-"""Maximum bytes of a topic that wait for the archive, as while the store is unavailable; the rest is read again."""
+"""Maximum bytes of a topic's files. Further records, as while the store is unavailable, are read from Kafka again."""
 _OF_ALL = ("topic", "partition")
-"""Columns that the file's path contains."""
+"""Columns with one value for the whole file, which is in the file's path."""
 _STORED = pa.schema([field for field in SCHEMA if field.name not in _OF_ALL])
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A file with a range of offsets."""
+    """A file with the records of an offset range."""
 
     topic: str
     extent: Extent
@@ -60,15 +60,15 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True)
 class InputSpool:
-    """Folder shared by readers and the archiver. Each file has a unique name."""
+    """A folder of files, shared by readers and the archiver. All file names are unique."""
 
     folder: Path
 
     @contextmanager
     def keep(self, topic: str, extent: Extent) -> Iterator[Keeper | None]:
-        """Return a writer for the records of a range; the file appears after the block, unless the block fails.
+        """Yield a writer for the records of a range. The file appears after the block, unless the block fails.
 
-        Returns None if too many records wait already.
+        Yields None if too many records wait already.
         """
         folder = self.folder / topic
         if self._full(topic).exists():
@@ -83,7 +83,10 @@ class InputSpool:
             keeper.discard()
 
     def look(self, topic: str) -> list[Spooled]:
-        """Return the files of a topic, by partition and offset. If they are too large, readers stop keeping records."""
+        """Return a topic's files in the order of partition and offset.
+
+        If they are too large, readers keep no more records.
+        """
         files, num_bytes = list[Spooled](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):
             partition, first, end, _ = path.name.split("-")
@@ -100,7 +103,7 @@ class InputSpool:
 
 
 class Keeper:
-    """Writes one file. A full disk does not fail the batch: then there is no file."""
+    """Writes one file. If the disk is full, the batch does not fail, and there is no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -123,7 +126,7 @@ class Keeper:
             _log.debug("%s cannot be kept for the archive: %s", self._path, error)
 
     def finish(self, path: Path) -> None:
-        """Give the file its name: the whole range was read."""
+        """Give the file its final name, after the whole range was read."""
         if self._writer is None or self._failed:
             return
         try:
@@ -134,7 +137,7 @@ class Keeper:
             _log.debug("%s cannot be kept for the archive: %s", path, error)
 
     def discard(self) -> None:
-        """Remove an unfinished file."""
+        """Delete the unfinished file."""
         self._close()
         self._path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""A runner's messages to the planner processes of its inputs, in files; what holds stages; the watch for requests."""
+"""A runner's messages to the planner processes of its inputs, in files; and the watch for snapshot requests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..listener import Listener
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5
-"""Long, because these reads are most of an idle app's cost."""
+"""Seconds between polls of an idle app. Long, because these reads are most of an idle app's cost."""
 _LIST_S = 300.0
-"""Interval of listings without a notice: a requester may die before its notice."""
+"""Interval of listings without an announcement: a requester may die before it announces its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class PlannerFiles:
     folder: Path
 
     def ask(self, snapshots: Iterable[str]) -> None:
-        """Send planners the ids of the snapshots that are requested now."""
+        """Send planners the ids of all snapshots that are requested now."""
         self._write("asked", " ".join(snapshots))
 
     def asked(self) -> tuple[str, ...]:
-        """Return the ids that were sent last, oldest first."""
+        """Return the snapshot ids that were sent last, oldest first."""
         return tuple((self._read("asked") or "").split())
 
     def commit(self, stage: str, version: int) -> None:
@@ -51,31 +51,31 @@ class PlannerFiles:
         return None if text is None else int(text)
 
     def need(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
-        """Send the columns that a stage needs of its users' topics, by input; of other inputs, it needs all."""
+        """Send the columns that a stage needs of its users' topics, by input. Inputs left out need all columns."""
         self._write(f"needed/{stage}", json.dumps({name: sorted(names) for name, names in columns.items()}))
 
     def needed(self, stage: str, name: str) -> frozenset[str] | None:
-        """Return the columns of an input that a stage needs; None for all."""
+        """Return the columns that a stage needs of an input; None for all columns."""
         needed = json.loads(self._read(f"needed/{stage}") or "{}").get(name)
         return None if needed is None else frozenset(needed)
 
     def choose(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
-        """Send the shares of keys that a stage needs of its inputs, by input; of other inputs, it needs all rows."""
+        """Send the shares of keys that a stage needs of its inputs, by input. Inputs left out need all rows."""
         self._write(
             f"chosen/{stage}", json.dumps({name: [share.columns, share.parts] for name, share in shares.items()})
         )
 
     def chosen(self, stage: str, name: str) -> KeyShare | None:
-        """Return the share of keys of an input that a stage needs; None for all rows."""
+        """Return the share of keys that a stage needs of an input; None for all rows."""
         chosen = json.loads(self._read(f"chosen/{stage}") or "{}").get(name)
         return None if chosen is None else KeyShare(tuple(chosen[0]), chosen[1])
 
     def wake(self, stage: str, version: int, at_ms: int | None) -> None:
-        """Have a batch of a stage start after this version, at or after a time (ms since 1970); None to cancel."""
+        """Have a stage start a batch after this version, at or after a time (ms since 1970); None cancels that."""
         self._write(f"wake/{stage}", None if at_ms is None else f"{version} {at_ms}")
 
     def woken(self, stage: str, handled: int, now_ms: int) -> int:
-        """Return the version after which a batch is due now; 0 for none newer than `handled`."""
+        """Return the version after which a batch is due now; 0 if there is none newer than `handled`."""
         version, at_ms = map(int, (self._read(f"wake/{stage}") or "0 0").split())
         return version if version > handled and at_ms <= self.clock_ms(now_ms) else 0
 
@@ -88,25 +88,28 @@ class PlannerFiles:
         return (self.folder / "held" / stage).exists()
 
     def bound(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
-        """Limit reading of users' topics to these offsets; None for no limit.
+        """Limit reading of users' topics to these end offsets; None for no limit.
 
-        `clock_ms` also stops the clock by which rows fall due at a time, in ms since 1970.
+        `clock_ms` (ms since 1970) is a time at which to stop the clock by which rows fall due.
         """
         text = None if until is None else json.dumps([{topic: [*at] for topic, at in until.items()}, clock_ms])
         self._write("bounds", text)
 
     def bounds(self, topic: str) -> tuple[int, ...] | None:
-        """Return the limits of a topic by partition; partitions not listed are not read. None for no limit."""
+        """Return the end offsets that limit reading of a topic, by partition; None for no limit.
+
+        Partitions without an end offset are not read.
+        """
         text = self._read("bounds")
         return None if text is None else tuple(json.loads(text)[0].get(topic, ()))
 
     def clock_ms(self, now_ms: int) -> int:
-        """Return the clock by which rows fall due: now, or the time at which it is stopped, if earlier."""
+        """Return the time of the clock by which rows fall due: now, or the time at which it is stopped, if earlier."""
         _, held_ms = json.loads(self._read("bounds") or "[{}, null]")
         return now_ms if held_ms is None else min(now_ms, held_ms)
 
     def _write(self, name: str, text: str | None) -> None:
-        """Write a file atomically, also with concurrent writers; None removes it."""
+        """Write a file atomically, also with concurrent writers. Text None deletes the file."""
         path = self.folder / name
         if text is None:
             path.unlink(missing_ok=True)
@@ -168,8 +171,8 @@ class Backpressure(Listener):
 class RequestWatch:
     """Polls the store for one runner, and sends its planners the requested snapshots and the end offsets of a hold.
 
-    A listing costs twelve times a read, so requests are listed only after a new notice. A hold is read after a notice,
-    and while it lasts. `clock` returns monotonic seconds.
+    A listing costs twelve times a read, so requests are listed only after somebody announced new ones. A hold is read
+    after an announcement, and while it lasts. `clock` returns monotonic seconds.
     """
 
     store: ObjectStore
@@ -186,13 +189,14 @@ class RequestWatch:
 
     @property
     def held(self) -> bool:
-        """True while the app is held at offsets."""
+        """True while a promotion holds the app at end offsets."""
         return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
     def look(self, *, busy: bool) -> bool:
-        """Poll if it is time; return True if there may be new requests, for snapshots, retries or the stages.
+        """Poll if due; return True if there may be new requests for snapshots, retries or stages.
 
-        `busy`: batches were committed since the last call, so more reads hardly add cost. Raises `Corruption` for a
+        `busy`: batches were committed since the last call, so that more reads hardly add cost. Raises `Corruption` for
+        a
         damaged request.
         """
         now_s = self.clock()
@@ -213,7 +217,7 @@ class RequestWatch:
         return True
 
     def _apply_hold(self, current: Hold | None, now_s: float) -> None:
-        """Send planners a new, changed or ended hold, or its end if nobody renews it."""
+        """Send planners a new, changed or ended hold. A hold that is no longer renewed counts as ended."""
         if current != self._hold:
             self._hold, self._renewed_s = current, now_s
         is_held = current is not None and now_s - self._renewed_s < HOLD_LAPSE_S

@@ -1,4 +1,4 @@
-"""Our part of a task in Spark's Python workers: worker set-up, and marks on our own errors.
+"""slackwater's part of a task in Spark's Python workers: worker set-up, and marks on slackwater's own errors.
 
 Errors reach the driver as text, together with errors of the user's code.
 """
@@ -21,15 +21,15 @@ from pyspark import TaskContext
 from ...errors import BadRecord
 
 Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""The function that `mapInArrow` takes."""
+"""A function for `mapInArrow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMark:
-    """Mark on the errors of our part of a task: a note, which changes neither their class nor their traceback.
+    """Mark on errors of slackwater's part of a task: a note, which changes neither their class nor their traceback.
 
-    The mark travels to tasks in their code. It is random in each planning process and stored in no table, topic or log,
-    so no record, and no text that a user's function quotes from one, can contain it.
+    The mark is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
+    log, so no record, and no text that a user's function quotes from a record, can contain it.
     """
 
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
@@ -45,7 +45,7 @@ class ErrorMark:
             raise
 
     def on(self, function: Feed) -> Feed:
-        """Return a feed whose errors are marked."""
+        """Return the function with its errors marked."""
 
         def marked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with self.own():
@@ -54,18 +54,18 @@ class ErrorMark:
         return marked
 
     def told(self, text: str) -> tuple[str | None, ...]:
-        """Return the bad-record message of each marked error in a text; None for an error of no record."""
+        """Return, for each marked error in a text, the bad record's message, or None if no record causes the error."""
         # Spark may append text to the note's line.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
 
     def without(self, text: str) -> str:
-        """Return the text without the notes, for users."""
+        """Return the text without the mark's notes, to show to users."""
         return "".join(line for line in text.splitlines(keepends=True) if self.token not in line)
 
 
 ERROR_MARK = ErrorMark()
-"""Mark of this process."""
+"""This process's mark."""
 
 
 _AT_LEAST = 100_000
@@ -75,7 +75,7 @@ With Python's default, 700, useless collections took a fourth of the time of rea
 
 @cache
 def configure_worker() -> None:
-    """Make this worker ignore signals, and exclude imported modules from garbage collection. Once a process.
+    """Make this worker ignore signals, and exclude imported modules from garbage collection. Once per process.
 
     A terminal sends Ctrl-C to every process, a service manager SIGTERM, but the batch under way should finish: the
     parent ends this worker in time. Spark's workers run a full collection after every task, which costs more than a

@@ -1,11 +1,8 @@
-"""Users' code at another time: a stopped clock, in this process during a call and in Spark's workers; and in plans.
+"""A stopped clock for users' code: in this process during a call, and in Spark's Python workers.
 
-Python's `time` and `datetime` return the stopped time; so do names that users' modules have imported from them. Elapsed
-time (`time.monotonic`) goes on, and so do libraries that ask the machine directly, such as pandas and numpy.
-
-A plan is evaluated at another time: clock expressions become literals, and daemons of Spark's Python workers get the
-time by an environment variable. A function with another environment has workers of its own. Also tells which
-expressions of a plan may return another value for the same row: nondeterministic functions, clocks, Python functions.
+Python's `time` and `datetime` return the stopped time; so do names that users' modules have imported from them.
+Elapsed time (`time.monotonic`) is not stopped, nor are libraries that ask the machine directly, such as pandas and
+numpy.
 """
 
 import datetime
@@ -25,13 +22,13 @@ from .plans import children, frame_of, kind, listed, plan_of, rebuilt, sequence
 from .user_errors import is_of_user
 
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
-"""Environment variable that tells a daemon of Spark's Python workers to stop their clocks at a time."""
+"""Environment variable with the time at which a daemon of Spark's Python workers stops their clocks."""
 _DATE = datetime.date
 _DATETIME = datetime.datetime
 
 
 class _InPlace(type):
-    """Metaclass of a class that replaces another: instances of the replaced class count as its instances."""
+    """Metaclass of a class that replaces another class: instances of the replaced class count as its instances."""
 
     stands_for: type
 
@@ -72,7 +69,7 @@ def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
 
 
 def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
-    """Return the stand-ins for the attributes of Python's modules."""
+    """Return the replacements for attributes of Python's modules: module, name and value."""
     at_s = at_ms / 1000
 
     class Date(_DATE, metaclass=_InPlace):
@@ -106,7 +103,7 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
             return _DATETIME.fromtimestamp(at_s, datetime.UTC).replace(tzinfo=None)
 
     def of_now(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a stand-in for a function of `time` that takes a time, or None for now."""
+        """Return a replacement for a function of `time` whose argument is a time, or None for now."""
         return lambda at=None: real(at_s if at is None else at)
 
     local, strftime, asctime = time.localtime, time.strftime, time.asctime
@@ -139,10 +136,10 @@ _CLOCKS: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Impurities:
-    """Functions in a plan that may return another value for the same row, by their SQL names, without repeats."""
+    """Functions in a plan that may return another value for the same row: distinct SQL names, by kind."""
 
     random: tuple[str, ...] = ()
-    """Spark's own: random numbers, ids, and functions of a row's place."""
+    """Spark's own functions: random numbers, ids, and functions of a row's position."""
     clocks: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
     """Python functions, whose determinism is unknown."""
@@ -152,7 +149,7 @@ class Impurities:
 
 
 def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Return the impurities of a DataFrame above the plans of its feeds."""
+    """Return the impurities in a DataFrame's plan, without those in the plans of its feeds."""
     names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
     for expression in _expressions(plan_of(frame), feeds):
         if kind(expression) in _CLOCKS:
@@ -165,7 +162,7 @@ def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
 
 
 def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
-    """Return the rows as of a time (ms since 1970 UTC), as far as Spark's own expressions determine them."""
+    """Return the rows as they would be at a time (ms since 1970 UTC), as far as Spark's own expressions decide."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
 
@@ -185,14 +182,14 @@ def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE = "SLACKWATER_OTHER_WORKERS"
-"""Variable that no code reads: workers with the variable are other processes than workers without."""
+"""Environment variable that no code reads: functions with it run in other worker processes than functions without."""
 
 
 @contextmanager
 def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
-    """Run the frame's Python functions in workers with clocks stopped at a time, during the block.
+    """Run the DataFrame's Python functions in workers with clocks stopped at a time, during the block.
 
-    With `separate`, other processes are used than without. Requires slackwater's own worker daemon
+    With `separate`, the workers are other processes than those used without it. Requires slackwater's own worker daemon
     (`pipeline.batch.worker_daemon`).
     """
     expressions = _expressions(plan_of(frame), feeds)
@@ -230,7 +227,7 @@ def _below(expression: Any) -> Iterator[Any]:
 
 
 def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], Any]) -> Any:
-    """Return a node of a plan with each expression among its arguments replaced."""
+    """Return a node of a plan with `replace` applied to each expression among its arguments."""
     context: Any = spark.sparkContext
     gateway, jvm = context._gateway, context._jvm
 

@@ -1,8 +1,8 @@
 """A user's settings for Spark, and Python files for its tasks, checked before Spark starts.
 
-Also ships slackwater itself to other machines: pickled task closures have values of this version's classes. So the
-driver's slackwater goes with the job, as by `spark-submit --py-files`, and precedes an installed one. Its dependencies
-are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
+Also sends slackwater itself to other machines: pickled task closures have values of this version's classes. So the
+driver's slackwater is sent with the job, as by `spark-submit --py-files`, and precedes an installed one. Its
+dependencies are not sent: pyarrow, librdkafka and numpy are compiled for a machine.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
-"""Pattern of the names of secret settings; Spark's UI and event log redact their values."""
+"""Pattern of the names of secret settings, whose values Spark's UI and event log redact."""
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
 _OTHERWISE = {
@@ -38,7 +38,8 @@ _NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
 def settings_of(arguments: Iterable[str]) -> dict[str, str]:
     """Parse Spark settings such as `spark.executor.memory=2g`; the last value of a key counts.
 
-    Raises `Usage` for an invalid setting, or one with an option of its own, without quoting values: they may be secret.
+    Raises `Usage` for an invalid setting, and for a setting that has an option of its own. Errors do not quote values,
+    which may be secret.
     """
     settings: dict[str, str] = {}
     for word in arguments:
@@ -52,7 +53,7 @@ def settings_of(arguments: Iterable[str]) -> dict[str, str]:
 
 
 def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
-    """Check Spark settings given by `by`: `--conf`, or `spark_conf` in Python. Raises `Usage` as `settings_of`."""
+    """Check Spark settings. `by` names their source, `--conf`, or `spark_conf` in Python. Raises `Usage`."""
     settings: dict[str, str] = {}
     in_python = not by.startswith("-")
     for key, value in chosen.items():
@@ -86,7 +87,7 @@ _MASTER = re.compile(r"local(\[(\*|\d+)(\s*,\s*\d+)?\s*\])?|local-cluster\[.+\]|
 
 
 def check_master(master: str | None) -> None:
-    """Raise `Usage` if Spark could not parse its master's URL; None leaves it to Spark's configuration."""
+    """Raise `Usage` if Spark could not parse the master's URL. None, for Spark's own configuration, is valid."""
     if master is not None and not _MASTER.fullmatch(master):
         raise Usage(
             f"the master is {master!r}; expected local[4], local[*], spark://HOST:7077, k8s://https://HOST or yarn",
@@ -95,7 +96,7 @@ def check_master(master: str | None) -> None:
 
 
 def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
-    """Raise `Refused` if Spark is, or would be, used through Spark Connect: by URL, setting, or client."""
+    """Raise `Refused` if Spark Connect is, or would be, used: by the URL, a setting, or the installed client."""
     from pyspark.sql.utils import is_remote
 
     ways = {
@@ -119,9 +120,9 @@ def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, ...]:
-    """Return the absolute paths of the files that `by` names: `--py-files`, or `py_files` in Python.
+    """Return the files' absolute paths. `by` names their source, `--py-files`, or `py_files` in Python.
 
-    Raises `NotFound`, or `Usage` for other files than Python files, zips and eggs, or two of the same name.
+    Raises `NotFound`, and `Usage` for a file that is no Python file, zip or egg, or for two files of the same name.
     """
     files: dict[str, Path] = {}
     for path in paths:
@@ -150,7 +151,7 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
 
 
 def on_path(files: Iterable[str]) -> None:
-    """Put files on `sys.path`, so that the program can import in this process what its tasks import."""
+    """Put files on `sys.path`, so that the program can import in this process the modules that its tasks import."""
     for file in files:
         entry = str(Path(file).parent) if file.endswith(".py") else file
         if entry not in sys.path:
@@ -158,7 +159,7 @@ def on_path(files: Iterable[str]) -> None:
 
 
 def ship_slackwater(spark: "SparkContext") -> None:
-    """Send this slackwater to every worker, once a session; not if it was itself shipped as a zip."""
+    """Send this slackwater to every worker, once per session, unless it was itself sent as a zip."""
     package = Path(__file__).parents[2]
     if not package.is_dir():
         return

@@ -1,14 +1,15 @@
-"""Processes that Spark starts on this machine: the JVM, protected from our signals, and Python processes.
+"""Processes that Spark starts on this machine: the JVM, protected from signals to this process, and Python processes.
 
 A terminal sends Ctrl-C to every process of the group, a service manager SIGTERM to every process of its control group.
 A JVM that gets such a signal starts to shut down in the middle of the batch that should end first. So the JVM runs in a
-session of its own and is started with SIGTERM ignored: it keeps signals ignored that were so at its start, and its
-children inherit that. It ends when its standard input breaks, that is, when this process ends in any way.
+session of its own and is started with SIGTERM ignored. It keeps ignoring a signal that was ignored at its start, and so
+do its children. The JVM ends when its standard input breaks, that is, when this process ends in any way.
 
-Python processes import pyspark from its installation. Spark puts its own `pyspark.zip` and a jar first on their path,
-and modules in a zip are never cached as bytecode: half a second of a core for each process, and the first batch of
-every source starts four, one after the other. Planners are forked (`planner_server.py`) and get one numpy thread, like
-Spark's workers, not one for each core. Terminal output of all these processes is filtered.
+Python processes import pyspark from its installation. Otherwise Spark would put its own `pyspark.zip` and a jar first
+on
+their path, and modules in a zip are never cached as bytecode. That costs half a second of a core for each process, and
+the first batch of every source starts four, one after the other. Planners are forked (`planner_server.py`) and get one
+numpy thread, like Spark's workers, not one for each core. Terminal output of all these processes is filtered.
 """
 
 import os
@@ -73,10 +74,10 @@ _REAP_S = 1.0
 
 
 def start(settings: dict[str, str]) -> SparkContext:
-    """Return a Spark context, in a new JVM unless there is one.
+    """Return a Spark context, in a new JVM unless one runs already.
 
     Runs on a thread of its own, because pyspark on the main thread handles Ctrl-C itself and interrupts any operation.
-    An interrupt of the wait leaves a JVM behind, which ends with this process.
+    If the wait for that thread is interrupted, the JVM stays, and ends with this process.
     """
     context: Future[SparkContext] = Future()
 
@@ -100,7 +101,7 @@ def start(settings: dict[str, str]) -> SparkContext:
 
 
 def ended(context: SparkContext) -> str:
-    """Return how the context's JVM ended, in words; empty while it runs, or if this process did not start it."""
+    """Return how the context's JVM ended, as a phrase; empty while it runs, or if this process did not start it."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
         return ""
@@ -121,9 +122,11 @@ def _executable(path: Path, text: str) -> str:
 def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = False) -> Iterator[None]:
     """Set `PYSPARK_PYTHON` during the block, unless it is set already, to the Python that Spark starts.
 
-    That is this process's Python, which has slackwater and its dependencies. `on_this_machine`: Spark starts it only
-    here, so that the script without the zips can be used. `configured` is the Python of the run's settings. If a
-    session `starts`, planners are forked from a server process that has their imports.
+    That is this process's Python, which has slackwater and its dependencies. `on_this_machine`: Spark starts Python
+    only
+    on this machine, so a script can be used that removes the zips from the path. `configured` is the Python of the
+    run's
+    settings. With `starts`, a session starts in the block, and planners are forked from a server with their imports.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
@@ -158,7 +161,7 @@ def _script(folder: Path) -> str:
 
 @contextmanager
 def quiet_errors() -> Iterator[None]:
-    """Keep pyspark from logging Spark's errors as JSON before it raises them, during the block."""
+    """Keep pyspark from logging Spark's errors as JSON, before it raises them, during the block."""
     # pyspark's own class: its calls differ from those of a standard logger.
     loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
     states = [(logger, logger.disabled) for logger in loggers]
@@ -172,10 +175,10 @@ def quiet_errors() -> Iterator[None]:
 
 
 def quiet_loss(context: SparkContext) -> None:
-    """Suppress tracebacks when the JVM goes away, because the run reports that once.
+    """Suppress tracebacks when the JVM ends, because the run itself reports that once.
 
-    pyspark's accumulator server would print one. py4j logs each failing call by the root logger's functions, which
-    install a handler if there is none; py4j's own logger has a silent one.
+    pyspark's accumulator server would print a traceback. py4j logs each failing call by the root logger's functions,
+    which install a handler if there is none; py4j's own logger has a silent one.
     """
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     java_gateway.logging = java_gateway.logger
@@ -183,10 +186,10 @@ def quiet_loss(context: SparkContext) -> None:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Filter the stderr of processes started within the block, for as long as they live.
+    """Filter the stderr of processes started within the block, as long as these processes live.
 
-    The JVM has no option to suppress these lines. Spark's Python workers inherit its stderr, so the filter stays and
-    passes on all other lines. This process's own stderr is restored at the end of the block.
+    The JVM has no option to suppress the lines that are dropped. Spark's Python workers inherit its stderr, so the
+    filter stays and passes on all other lines. This process's own stderr is restored at the end of the block.
     """
     read, write = os.pipe()
     stderr = os.dup(2)

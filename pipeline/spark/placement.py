@@ -25,19 +25,19 @@ _SEED = 42
 
 
 def addressed(spark: SparkSession, partition: Column, count: int) -> Column:
-    """Return the column to partition by, for `exchanged`. `partition` is an int from 0 to `count` - 1, never null."""
+    """Return the column by which `exchanged` partitions. `partition` is an int from 0 to `count` - 1, never null."""
     if _BY_ITSELF:
         return partition
     return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
 
 
 def exchanged(frame: DataFrame, address: Column, count: int) -> DataFrame:
-    """Return the rows in `count` partitions; `address` is the result of `addressed`, or a column with it."""
+    """Return the rows in `count` partitions; `address` is the result of `addressed`, or a column that holds it."""
     return frame.repartitionById(count, address) if _BY_ITSELF else frame.repartition(count, address)
 
 
 def to_partitions(frame: DataFrame, partition: Column, count: int) -> DataFrame:
-    """Return the rows in `count` partitions, each in the one of its number: `addressed` and `exchanged`."""
+    """Return the rows in `count` partitions, each row in the partition with the number in the column `partition`."""
     return exchanged(frame, addressed(frame.sparkSession, partition, count), count)
 
 
@@ -53,20 +53,23 @@ def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
 
 
 _HOME = "_home"
-"""Join column of rows and homes: the result of `addressed` for their partition."""
+"""Column on which rows and homes are joined: the result of `exchange.addressed` for their partition."""
 _PARTITION = "_partition"
 """Number of a home's partition."""
 _firsts = count_from(0, 1 << 20)
 _TRIES = 5
-"""Attempts to spread homes evenly. First tasks all run where a core is free first; they are cheap to repeat."""
+"""Maximum attempts to spread homes evenly.
+
+The first tasks run on the executors with free cores; they are cheap to repeat.
+"""
 _WAIT_MS = 25
-"""Duration of a task, doubled with each try: without it, all tasks run on the first warm executor."""
+"""Wait of each task, doubled with each attempt. Without it, all tasks would run on the first warm executor."""
 _WAIT_ALL_MS = 1_000
-"""Maximum total wait of one try."""
+"""Maximum wait of all tasks in one attempt together."""
 
 
 class Homes:
-    """Executors of the partitions of one stage's batches. Use `place` on one thread only."""
+    """Executors of the partitions of one stage's batches. Call `place` from one thread only."""
 
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
@@ -75,7 +78,7 @@ class Homes:
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """Return the rows of a micro-batch in `count` partitions, each on its executor of the last batch.
+        """Return the rows of a micro-batch in `count` partitions, each on its executor of the batch before.
 
         `partition` is the number of a row's partition, an int that is never null.
         """
@@ -93,7 +96,9 @@ class Homes:
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run a function on each partition's executor, in the background; none before the first batch. Thread-safe.
+        """Run a function on the executor of each partition, in the background; no-op before the first batch.
+
+        Thread-safe.
 
         `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
         closed, and `PySparkException` if the function failed.
@@ -110,7 +115,7 @@ class Homes:
             context.removeJobTag(self._tag)
 
     def close(self) -> None:
-        """Drop the homes, and cancel visits under way."""
+        """Drop the homes, and cancel running visits."""
         self._closed = True
         if self._homes is not None:
             self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
@@ -119,7 +124,7 @@ class Homes:
 
 
 def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
-    """Return one cached row a partition, spread over the executors as evenly as a few tries achieve."""
+    """Return one cached row for each partition, spread over the executors as evenly as a few tries achieve."""
     fair = -(-count // max(1, executors))
     best, most = _cached(spark, count, 0)
     for tries in range(1, _TRIES):
@@ -133,7 +138,10 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
 
 
 def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
-    """Return one cached row a partition, from tasks of a given duration, and the largest number on one executor."""
+    """Return one cached row for each partition, and the largest number of them on one executor.
+
+    The rows come from tasks that wait for `wait_ms` each.
+    """
     # Spark caches equal plans once: two stages would share their homes.
     first = next(_firsts)
     number = (F.col("id") - first).cast("int")

@@ -1,6 +1,7 @@
-"""Stand-in for one of Spark's planner processes: asks a server to fork it (`planner_server.py`), else becomes it.
+"""Replacement for one of Spark's planner processes: asks a server to fork the process, or else becomes it.
 
-A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE WORD...`.
+The server is `planner_server.py`. A script with minimal imports:
+`python -IS planner_client.py SOCKET PYTHON -m MODULE WORD...`.
 """
 
 import os
@@ -9,7 +10,7 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Ask the server at an address for the process of a command and wait for its end; else execute the command."""
+    """Ask the server at `address` to fork a command's process, and wait for its end; else execute the command."""
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
     with socket.socket(socket.AF_UNIX) as server:

@@ -1,10 +1,11 @@
 """Forks Spark's Python planner processes from a server that has their imports.
 
 Spark starts a planner process for each source of each stage, and a daemon of processes for each kind of one-time
-question about a source. Each has the same imports: half a second of a core before the first batch, and memory of its
-own. So the script that Spark runs as Python (`jvm.interpreter`) runs `planner_client.py`, which asks a server for a
-forked process and stands in for it until its end; if no server answers, the client becomes that process itself. The
-forked process has the arguments, environment and streams of the client, and ends as it would: when Spark hangs up.
+question about a source. All have the same imports, which take half a second of a core before the first batch, and
+memory of their own. So the script that Spark runs as Python (`jvm.interpreter`) runs `planner_client.py`, which asks a
+server to fork the process, and represents it to Spark until it ends. If no server answers, the client becomes the
+process itself. The forked process has the arguments, environment and streams of the client, and ends when the client
+would: when Spark hangs up.
 """
 
 import gc
@@ -23,7 +24,7 @@ from pathlib import Path
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """Module that plans a source's batches; Spark runs it without further arguments."""
 DAEMON, ONCE = "pyspark.daemon", "pyspark.sql.worker."
-"""Module that forks processes for one-time questions, and the prefix of the question's module."""
+"""Module that forks processes for one-time questions, and the prefix of the modules that answer them."""
 CLIENT = Path(__file__).with_name("planner_client.py")
 _QUESTIONS = ("create_data_source", "lookup_data_sources", "plan_data_source_read")
 _CHUNK = 1 << 16
@@ -32,7 +33,7 @@ _ENVIRONMENT_FOLLOWS = b"\0\0"
 
 @contextmanager
 def serving(address: Path, python: str) -> Iterator[None]:
-    """Fork processes for clients of this address (a socket's path) during the block; they may outlive it.
+    """Fork processes for clients that connect to this address, a socket's path, during the block; they may outlive it.
 
     If the machine does not allow it, there is no server, and planners start as Spark starts them. `python` is the
     script that runs the server.
@@ -90,7 +91,7 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """Turn into the process that a client asks for, and end with it."""
+    """Turn this process into the one that a client asks for, and end with it."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -124,7 +125,7 @@ def _pair(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _run(module: str) -> None:
-    """Run a module like `python -m`. The module is small, and its imports are loaded already."""
+    """Run a module as `python -m` does. The module is small, and its imports are loaded already."""
     del sys.modules[module]  # runpy warns about modules imported already
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,22 +1,17 @@
-"""Reads and rewrites Spark's plans from Python: needed columns and keys, shared streams, and rows by record.
+"""Reads and rewrites Spark's plans from Python: needed columns, shared streams, and rows by record.
 
 Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
 every record, and their common part is computed twice. So an exchange is inserted where the branches part. Spark
 computes equal exchanges once, and both branches read the result.
 
-Two exchanges are equal only if Spark's optimiser has not pushed one branch's filter or projection below its own. An
-observed metric over all columns prevents that: no filter passes it, and it needs every column.
+Two exchanges are equal only if Spark's optimiser has not pushed a filter or projection of one branch below its
+exchange. An observed metric over all columns prevents that: no filter passes it, and it needs every column.
 
 The plan also tells which input record a row of the function comes from. A feed has a record number, which a projection
 hides from the function. In the function's plan that projection is removed, and each projection above passes the number
-on. So one job returns the rows of all records, separable by record. That is correct only where a row comes from one
-record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables that do not stream.
-Any other operator may mix records, and then there is no such plan.
-
-A share of keys is a filter of rows. If its key is a column of the source, or that column cast to a string, the
-optimiser moves the filter right above the source. Then the source can skip the other rows before they reach Spark. The
-filter stays in the plan, so the source drops only rows that the plan would drop; if the filter is not found, the source
-drops nothing.
+on. So one job returns the rows of all records, each with its record's number. That is correct only if a row comes from
+one record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables that do not
+stream. Any other operator may mix records, and then there is no such plan.
 """
 
 import json
@@ -46,7 +41,7 @@ def optimised(frame: DataFrame) -> Any:
 
 
 def frame_of(plan: Any, spark: SparkSession) -> DataFrame:
-    """Return a DataFrame of this plan."""
+    """Return a DataFrame with this plan."""
     jvm: Any = spark._jvm
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
@@ -57,21 +52,24 @@ def listed(sequence: Any) -> list[Any]:
 
 
 def sequence(spark: SparkSession, items: Iterable[Any]) -> Any:
-    """Return items as a Scala sequence."""
+    """Return items as a Scala sequence, in the JVM of `spark`."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq([*items])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Counts the records read by the current batch of a streaming query. Each job over its rows reads again."""
+    """Counts the records that a streaming query's current batch reads.
+
+    Each job over the batch's rows reads them again.
+    """
 
     scans: tuple[tuple[str, Any], ...]
-    """Name of each source's input, and Spark's row count of its scan, which excludes retried tasks."""
+    """Name of the input of each source, and Spark's row count of its scan, which excludes retried tasks."""
 
     @classmethod
     def of(cls, query: StreamingQuery) -> "RecordCounts":
-        """Return the counts of a query's sources, as planned for its current batch."""
+        """Return the counts of the query's sources, as they are in the plan of its current batch."""
         plan = query._jsq.streamingQuery().lastExecution().executedPlan()
         scans = [node for node in listed(plan.collectLeaves()) if kind(node) == "MicroBatchScanExec"]
         return cls(
@@ -119,7 +117,7 @@ def optimised_paths(frame: DataFrame) -> list[list[Any]]:
 
 
 def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[str]]:
-    """Return the names of the needed columns of each stream in `optimised_paths`, by its `first_column`.
+    """Return the names of the needed columns of each stream in `optimised_paths`, by the stream's `first_column`.
 
     A stream whose needed columns are unknown is left out.
     """
@@ -132,7 +130,7 @@ def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[st
 
 
 def _needed(above: Sequence[Any]) -> set[str] | None:
-    """Return the columns of a stream that the nodes above it need; None if unknown."""
+    """Return the columns of a stream that are needed by the nodes above the stream; None if unknown."""
     names: set[str] = set()
     for node in above:
         names |= {column.name() for column in listed(node.references().toSeq())}
@@ -145,7 +143,10 @@ def _needed(above: Sequence[Any]) -> set[str] | None:
 
 
 def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
-    """Return the plan with each node replaced, bottom up: `replace` gets the old node and one with new children."""
+    """Return the plan with each node replaced, bottom up.
+
+    `replace` gets the old node, and a copy with the new children.
+    """
     old_children = children(plan)
     new_children = [rebuilt(child, spark, replace) for child in old_children]
     changed = any(new is not old for old, new in zip(old_children, new_children, strict=True))
@@ -154,9 +155,9 @@ def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) 
 
 
 def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    """Return the same rows so that the union of these DataFrames reads each stream once.
+    """Return DataFrames with unchanged rows whose union reads each stream once.
 
-    Each DataFrame uses a stream at most once. They share a computation only by sharing a DataFrame.
+    Each DataFrame uses a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
     """
     plans = [plan_of(frame) for frame in frames]
     parting = _partings(plans)
@@ -176,7 +177,7 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def _partings(plans: Sequence[Any]) -> list[Any]:
-    """Return, for each stream that several plans use, the last node above it that all of them share."""
+    """Return, for each stream that several plans use, the node farthest from the stream that all of them share."""
     by_stream: dict[int, list[list[Any]]] = {}
     for path in (path for plan in plans for path in paths(plan)):
         by_stream.setdefault(first_column(path[0]), []).append(path)
@@ -192,7 +193,7 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
 
 
 def _exchanged(frame: DataFrame, number: int) -> DataFrame:
-    """Return the same rows behind an exchange that several branches can share."""
+    """Return the DataFrame with an exchange on top, which several branches can share."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     # A meaningless metric that refers to every column and that no optimiser rule simplifies.
     columns = [(F.col(in_backticks(field.name)), field.dataType.simpleString()) for field in frame.schema]
@@ -205,19 +206,19 @@ def _exchanged(frame: DataFrame, number: int) -> DataFrame:
 _ROW_BY_ROW = frozenset(
     {"Filter", "Generate", "SubqueryAlias", "Union", "Join", "ResolvedHint", "ArrowEvalPython", "BatchEvalPython"}
 )
-"""Operators that pass on all columns of their input, and compute each output row from one input row."""
+"""Operators that keep all columns of their input, and compute an output row from a single input row."""
 
 
 def hidden(frame: DataFrame) -> DataFrame:
-    """Return the feed without record numbers, as a stage's function gets it."""
+    """Return the feed without record numbers, for the stage's function."""
     return frame.select(*(in_backticks(name) for name in frame.columns if name != RECORD))
 
 
 def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
     """Return the rows of a function's DataFrame, with the record number in an additional column `RECORD`.
 
-    `feeds` are the DataFrames from `hidden` that the function got. None if the plan mixes records, or has an unknown
-    operator.
+    `feeds` are the DataFrames from `hidden` that the function got. Returns None if the plan mixes records, or has an
+    unknown operator.
     """
     shown = [plan_of(hidden_feed) for hidden_feed in feeds]
     plan = numbered(
@@ -232,7 +233,7 @@ def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | No
 
 
 def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]) -> Any:
-    """Return a plan over feeds with the column `RECORD`; None if it mixes records, or has an unknown operator.
+    """Return a plan over feeds with the column `RECORD`; None if the plan mixes records, or has an unknown operator.
 
     `is_feed` tells if a node is a feed; `shown` returns the feed with record numbers.
     """
@@ -274,15 +275,16 @@ _SEED = 42
 
 
 def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
-    """Return the rows of a DataFrame, with the share's columns, that belong to the share."""
+    """Return the rows of a DataFrame that belong to the share, by the share's columns."""
     hashed = F.xxhash64(*(F.col(in_backticks(name)) for name in share.columns))
     return frame.where(F.pmod(hashed, F.lit(SHARES)) < share.parts)
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
-    """Return the share of keys that each stream in `plans.optimised_paths` needs, by its `first_column`.
+    """Return the share of keys that each stream in `plans.optimised_paths` needs, by the stream's `first_column`.
 
-    Streams that need all rows are left out. Each stream occurs once, because a repeated use has other column ids.
+    Streams of which all rows are needed are left out. Each stream occurs once, because a repeated use has other column
+    ids.
     """
     filters = {first_column(stream): above[0] for stream, *above in optimised if above and kind(above[0]) == "Filter"}
     shares = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
@@ -290,7 +292,7 @@ def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
 
 
 def _shares(condition: Any) -> Iterator[KeyShare]:
-    """Yield the shares that contain all rows for which a condition over a source's columns holds."""
+    """Yield shares such that a condition over a source's columns holds only for rows that belong to them."""
     if kind(condition) == "And":
         yield from (share for side in children(condition) for share in _shares(side))
     elif kind(condition) == "LessThan":
@@ -304,7 +306,7 @@ def _shares(condition: Any) -> Iterator[KeyShare]:
 
 
 def _column(expression: Any) -> str:
-    """Return the source column that an expression hashes like; empty if the expression has another value.
+    """Return the source column whose hash equals the expression's hash; empty if there is none.
 
     Spark hashes a string by its bytes, which a cast from binary leaves unchanged.
     """

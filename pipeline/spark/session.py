@@ -1,4 +1,4 @@
-"""The Spark session of a run: quiet, in UTC, with our sources registered; and its warm-up."""
+"""The Spark session of a run: quiet, in UTC, with slackwater's sources registered; and its warm-up."""
 
 import os
 import threading
@@ -47,12 +47,13 @@ def spark_session(
     py_files: Sequence[str] = (),
     hurry: threading.Event | None = None,
 ) -> Iterator[SparkSession]:
-    """Return Spark, stopped at the end of the block; an existing session (a notebook's) is used and kept.
+    """Yield a Spark session, which is stopped at the end of the block; an existing session (a notebook's) is not.
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
-    Spark settings, which override ours; `py_files` are paths of Python files and zips that its tasks can import. Once
-    `hurry` is set, Spark's stop is not awaited: Spark ends with this process. Raises `Refused` for Spark Connect, if
-    Spark does not start (most often without Java), or if its JVM ended during the block.
+    Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that its tasks can
+    import.
+    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises `Refused`
+    for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the block.
     """
     chosen = conf or {}
     check_start(master, chosen)
@@ -144,7 +145,7 @@ def _started(settings: dict[str, str], running: SparkSession | None) -> SparkSes
 
 
 def check_start(master: str | None, conf: Mapping[str, str]) -> None:
-    """Raise `Refused` for Spark Connect and `Usage` for an invalid master, before Spark's slow start."""
+    """Raise `Refused` for Spark Connect and `Usage` for an invalid master, before the slow start of Spark."""
     check_not_connect(master, conf)
     if running_session() is None:
         check_master(conf.get("spark.master", master))
@@ -181,10 +182,10 @@ COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
 
 
 def part_by_part(spark: SparkSession) -> SparkSession:
-    """Return a copy of the session that evaluates common subexpressions no earlier than their expressions.
+    """Return a copy of the session in which common subexpressions are not evaluated ahead of time.
 
-    Otherwise such a part may fail outside of its `try_` function, or for a row that another part of the filter drops.
-    Cached DataFrames are shared with the other session.
+    Otherwise such a subexpression may fail outside of its `try_` function, or for a row that another part of the filter
+    drops. Cached DataFrames are shared with the original session.
     """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     session.conf.set(COMMON_PARTS, "false")
@@ -192,9 +193,9 @@ def part_by_part(spark: SparkSession) -> SparkSession:
 
 
 def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
-    """Call these functions in parallel and wait for at most the given time; late ones end with this process.
+    """Call these functions in parallel and wait for at most `patience_s`; late ones end with this process.
 
-    Failures are ignored: the JVM is gone, or does not end in time.
+    Failures are ignored: the JVM no longer runs, or does not end in time.
     """
     threads = [_quietly(end) for end in ends]
     started = time.monotonic()
@@ -218,10 +219,10 @@ def _is_local(master: str) -> bool:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start Python processes and load and compile the code of a first batch, while stages are claimed.
+    """Start Python processes, and load and compile the code of a first batch, while stages are claimed.
 
     Uses a source that is never started and a job over one row, in threads that nobody waits for. Failures are ignored:
-    the run reports them better, unless it has ended.
+    the run itself will report their cause better, unless it has ended.
     """
 
     def job() -> None:

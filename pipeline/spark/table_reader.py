@@ -50,7 +50,7 @@ _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Address of a store, for processes with the driver's access. Pickled to them by Spark."""
+    """Address of a store, and the driver's access to it. Spark pickles it to other processes."""
 
     root: str
     s3_settings: S3Settings
@@ -58,11 +58,14 @@ class StorePlace:
     """The driver's access to the store; None if the root is enough."""
 
     def open(self) -> ObjectStore:
-        """Return the store; a reused worker keeps it open."""
+        """Return the store. A reused worker keeps it open."""
         return _open(self.root, self.s3_settings, take(self.s3))
 
     def as_here(self) -> StorePlace:
-        """Return a copy with access for other processes. Call it shortly before use: credentials may be temporary."""
+        """Return a copy with this process's access, for other processes.
+
+        Call this shortly before the copy is used: credentials may be temporary.
+        """
         return replace(self, s3=access_to(self.open()))
 
 
@@ -73,21 +76,21 @@ def _open(root: str, settings: S3Settings, place: S3Place | None) -> ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class VersionedTable:
-    """A table at a version of its stage. The manifest is read when needed, because names of SSTs may change."""
+    """A table at a version of its stage. Its manifest is read only when needed, because names of SSTs may change."""
 
     store: StorePlace
     app: str
     """Folder of the app."""
     stage: str
-    """Stage of the table, under its name at that version."""
+    """Name that the table's stage had at that version."""
     version: int
     table: str
     clock_ms: int
-    """Clock that decides which rows are expired."""
+    """Time by which rows count as expired, in ms since 1970."""
 
     @classmethod
     def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
-        """Return the table of `APP/TABLE` at a moment, given as after the `@` of a ref; empty for the newest.
+        """Return the table `APP/TABLE` at a moment, in the form after the `@` of a ref; empty for the newest.
 
         Raises `Usage` for an invalid path or moment, and `NotFound` for one that does not exist.
         """
@@ -109,14 +112,17 @@ class VersionedTable:
 
     @classmethod
     def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> VersionedTable:
-        """Return the table of `APP/TABLE` at a version of its stage. Raises as `find`."""
+        """Return the table `APP/TABLE` at a version of its stage. Raises what `find` raises."""
         store, (app, table) = place.open(), _names(path)
         folder = in_folder(store, app)
         stage = owner(table, heads_of(store, folder, may_have(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
     def read(self, store: ObjectStore) -> Manifest:
-        """Return the manifest with this table as its main one. Raises `NotFound` if it was collected or has none."""
+        """Return the version's manifest, with this table as the main one.
+
+        Raises `NotFound` if gc has deleted the version, or if it does not have the table.
+        """
         manifest = table_of(read_version(store, self.app, self.stage, self.version), self.table)
         if manifest.table is None:
             raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
@@ -124,7 +130,7 @@ class VersionedTable:
 
     @contextmanager
     def reading(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
-        """Raise `NotFound` with the moment's name if the version is collected during the block."""
+        """Raise `NotFound` with the moment's name if gc deletes the version during the block."""
         with telling_if_collected(store, Cut(self.app, {self.stage: manifest})):
             yield
 
@@ -142,7 +148,10 @@ _MOST = 10_000
 
 
 def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """Return the key columns of all rows that can satisfy the filters, joined by AND; None if any row can."""
+    """Return the key columns of all rows that can satisfy all of the filters.
+
+    None if the filters do not limit the keys.
+    """
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
@@ -162,7 +171,7 @@ def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
 
 
 def _values(condition: Filter) -> set[Any] | None:
-    """Return the values to which a filter restricts one column; None if it is no list of values."""
+    """Return the values to which a filter restricts a column; None if the filter is no list of values."""
     if len(getattr(condition, "attribute", ())) != 1:
         return None  # a field of a struct
     match type(condition).__name__:
@@ -192,7 +201,10 @@ class TableReader(DataSourceReader):
     """Reads all rows of a table. Pickled to tasks."""
 
     def __init__(self, at: VersionedTable, schema: StructType) -> None:
-        """`schema` has the columns to read. Raises `NotFound` and `Usage` if the table has other columns or types."""
+        """Configure the reader for the columns of `schema`. Raises `NotFound` and `Usage` if the table differs.
+
+        `NotFound` means that the table lacks a column, `Usage` that a column has another type.
+        """
         self._at, self._schema = replace(at, store=at.store.as_here()), schema
         self._keys: pa.Table | None = None
         columns = columns_of(at)
@@ -243,7 +255,7 @@ class TableReader(DataSourceReader):
 
 
 class FilteringReader(TableReader):
-    """Reads only rows with the keys that a query's filters select. Spark applies the filters again."""
+    """Reads only rows with the keys that a query's filters select. Spark applies the filters to the rows again."""
 
     def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
         """Take the query's filters; Spark calls this from 4.1 on."""
@@ -253,17 +265,17 @@ class FilteringReader(TableReader):
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """Return the reader for this Spark process, with filters if Spark will push any.
+    """Return the reader for this Spark process: with filters if Spark will push any, else without.
 
-    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. It
-    pushes filters in a process of its own, which only its arguments reveal.
+    If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. Spark
+    pushes filters in a process of its own, which only the process's arguments reveal.
     """
     asks = any("data_source_pushdown_filters" in word for word in sys.argv)
     return (FilteringReader if asks else TableReader)(at, schema)
 
 
 def columns_of(at: VersionedTable) -> StructType:
-    """Return the columns that users see, as a Spark schema. Raises `NotFound` if the version was collected."""
+    """Return the columns that users see, as a Spark schema. Raises `NotFound` if gc has deleted the version."""
     return spark_schema_of(visible_schema(_table(at.read(at.store.open()))))
 
 

@@ -1,4 +1,4 @@
-"""Errors of the user's program: place, cause, next step; and what ended a query, in one sentence.
+"""Errors of the user's program: place, cause and next step of each; and the reason why a query ended, in one sentence.
 
 Errors reach the driver as text from Spark's workers, wrapped in Spark's own errors.
 """
@@ -31,11 +31,11 @@ _BEFORE_SPARK = (
 
 @contextmanager
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
-    """Run code of the user's program; `subject` begins the sentence of an error: "the program", "stage 'legs'".
+    """Run code of the user's program. Errors begin with `subject`, such as "the program" or "stage 'legs'".
 
     `function` is the place of an error without a line of the user's code, such as a wrong number of arguments. Raises
-    `Refused`, which names the last line of the user's code on the way to the error. Our own errors keep their class and
-    name the stage.
+    `Refused`, which names the last line of the user's code on the way to the error. slackwater's own errors keep their
+    class and name the stage.
     """
     try:
         yield
@@ -69,7 +69,10 @@ _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argumen
 
 
 def _expected(error: Exception) -> str:
-    """Return the arguments of one of our functions that got an unexpected one; empty for other errors."""
+    """Return which arguments a function of slackwater takes, if the error is an unexpected one.
+
+    Empty for other errors.
+    """
     match = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
     package = sys.modules[_OURS]
     if match is None or not (match[1] in package.__all__ or hasattr(package.App, match[1])):
@@ -88,7 +91,7 @@ def _is_before_spark(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error as a reason within a sentence, with the next step if known."""
+    """Return an error as a phrase that gives a reason within a sentence, with the next step if known."""
     if isinstance(error, SlackwaterError):
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return _described(error).partition("\n")[0]
@@ -105,9 +108,9 @@ def _described(error: Exception) -> str:
 
 
 def _place(error: Exception) -> tuple[Path, int] | None:
-    """Return file and line of the user's last line on the way to the error; None if there is none.
+    """Return file and line of the last line of the user's code on the way to the error; None if there is none.
 
-    A user's line is in no module of slackwater, of Python or of an installed library.
+    A line of the user's code is in no module of slackwater, of Python or of an installed library.
     """
     own = [
         (file, line)
@@ -146,10 +149,10 @@ _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exceptio
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
 """Last line of a Python traceback, with any class name."""
 _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
-"""Spark's errors that wrap the original one."""
+"""Errors of Spark that wrap the original error."""
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
-"""Spark's message with its class, because a record's text in the program's error may have the same words."""
+"""Spark's message about a crashed worker, with its class: a record's text in another error may have the same words."""
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
@@ -165,7 +168,7 @@ _DROPPED = "the batch was discarded and nothing is lost"
 
 
 def translate(stage: str, text: str) -> SlackwaterError:
-    """Return the error behind Spark's text about a stage's query; our own class if it was one of ours."""
+    """Return the error of a stage's query that Spark describes in `text`; a slackwater error keeps its class."""
     if ours := _OUR_ERROR.findall(text):
         kind, message = ours[-1]
         cls = getattr(errors, kind, None)
@@ -184,7 +187,10 @@ def translate(stage: str, text: str) -> SlackwaterError:
 
 
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
-    """Return the error of a Python worker that ended without raising one; `fault` is Python's message, if any."""
+    """Return the error for a Python worker that ended without raising an error.
+
+    `fault` is Python's message, or None.
+    """
     if how.startswith("failed"):
         event, hint = "worker of Spark did not start in time", "is the machine too busy, or short of memory? "
     elif fault is None:

@@ -69,6 +69,6 @@ def _open(
 
 @lru_cache(maxsize=64)
 def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
-    """Return the counting store and the cache of one stage, because a worker serves all stages."""
+    """Return the cache, and a store that counts the requests of one stage. A worker serves all stages."""
     opened, cache = _open(*storage)
     return CountingStore(opened), cache

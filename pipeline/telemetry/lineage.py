@@ -1,9 +1,9 @@
 """Lineage for OpenLineage: inputs and outputs of each stage of a run, with versions and offsets.
 
-A stage of a run is a run of a job in OpenLineage, as a streaming query is in Spark's integration: START, then RUNNING
-at a minimum interval, and at the end COMPLETE, FAIL, or ABORT if another runner took over or another stage failed. A
-thread sends the events: batches do not wait, and rejected events are not sent again, because the next event supersedes
-them. Configured only by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`).
+A stage of a run is a run of a job in OpenLineage, as a streaming query is in Spark's integration. Its events are START,
+then RUNNING at a minimum interval, and at the end COMPLETE, FAIL, or ABORT if another runner took over or another stage
+failed. A thread sends the events, so that batches do not wait. Rejected events are not sent again, because the next
+event supersedes them. Configured only by the client's own file and variables (`OPENLINEAGE_…`, `openlineage.yml`).
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """Locations and names of the datasets of a run."""
+    """Locations and names, in OpenLineage, of the datasets of a run."""
 
     store: str
-    """Store root."""
+    """URL of the store root."""
     brokers: str
     """`bootstrap.servers`."""
     engine: str
     """Version of Spark."""
     published: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
-    """Returns the topics of sinks, by sink, whose topic differs from the sink's name."""
+    """Returns the topics, by sink, of the sinks that are published under another name than declared."""
 
     def kafka(self, topic: str) -> tuple[str, str]:
         """Return namespace and name of a topic."""
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
 
     def table(self, app: str, name: str) -> tuple[str, str]:
-        """Return namespace and name of a table, as of a folder in an object store or a file system."""
+        """Return namespace and name of a table, by the rules for folders of object stores and file systems."""
         scheme, _, path = self.store.partition("://")
         if path:
             bucket, _, prefix = path.partition("/")
@@ -83,7 +83,7 @@ class StageLineage:
     run: str = field(default_factory=lambda: str(uuid4()))
 
     def event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
-        """Create an event at the stage's newest version. `failed` is the class of the error that ended the stage."""
+        """Create an event about the stage's newest version. `failed` is the class of the error that ended the stage."""
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import error_message_run, job_type_job, processing_engine_run
 
@@ -155,7 +155,7 @@ def _columns(table: Table) -> list[tuple[str, str]]:
 
 
 def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
-    """Return the range read of each Kafka partition since the start: `start` to `end` (exclusive)."""
+    """Return the range read of each Kafka partition since the run's start: `start` to `end` (exclusive)."""
     begins = start.offsets if start is not None else ()
     return [
         {"partition": number, "start": begins[number] if number < len(begins) else 0, "end": end}
@@ -223,7 +223,7 @@ def lineage_of(claimed: Mapping[str, Manifest], where: Datasets) -> RunLineage |
 
 
 def ended(errors: Mapping[str, BaseException | None], error: BaseException | None) -> dict[str, tuple[Event, str]]:
-    """Return the last event of each stage of a run, from the stage's own error, if any, and the run's."""
+    """Return the last event of each stage of a run, by the stage's own error, if it has one, and the run's error."""
     if error is None:
         return dict.fromkeys(errors, ("COMPLETE", ""))
     failed_stages = {name for name, own in errors.items() if own is not None} or set(errors)

@@ -21,7 +21,7 @@ _APPS: list[str] = []
 
 @contextmanager
 def running(app: str) -> Iterator[None]:
-    """Register an app as run by this process, for the block."""
+    """Register an app, during the block, as run by this process."""
     _APPS.append(app)
     try:
         yield
@@ -31,7 +31,7 @@ def running(app: str) -> Iterator[None]:
 
 @contextmanager
 def working_on(app: str, stage: str, version: int) -> Iterator[None]:
-    """Register the version being committed on this thread, for the block."""
+    """Register, during the block, the version that this thread is about to commit."""
     token = _VERSION.set((app, stage, version))
     try:
         yield
@@ -40,7 +40,7 @@ def working_on(app: str, stage: str, version: int) -> Iterator[None]:
 
 
 def fields() -> dict[str, object]:
-    """Return app, stage and version, and the ids of the span, as far as known."""
+    """Return app, stage and version, and the ids of the current span, as far as known."""
     version = _VERSION.get()
     named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
     if version is not None:
@@ -64,7 +64,7 @@ def is_missing(module: str, client: str, extra: str) -> bool:
 
 
 def own_version() -> str:
-    """Return slackwater's version, from the loaded package: importing it here would be circular."""
+    """Return slackwater's version, from the loaded package, since an import here would be circular."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
@@ -85,7 +85,7 @@ class Once(logging.Handler):
 
 
 def tell_once(logger: str, client: str) -> None:
-    """Route a client's log through `Once` only."""
+    """Have a client's log pass through `Once` only."""
     log = logging.getLogger(logger)
     if not any(isinstance(handler, Once) for handler in log.handlers):
         log.addHandler(Once(client))

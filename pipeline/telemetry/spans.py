@@ -1,10 +1,10 @@
 """OpenTelemetry spans: one for each batch of a stage and for its commit, one for a bisect.
 
 Configured only by OpenTelemetry's variables; if none is set, OpenTelemetry is not imported. Spans contain no key or
-value of a record: only counts and offsets of records, and the class of an error.
+value of a record, only counts and offsets of records, and the class of an error.
 
-Attributes are those of the semantic conventions for messaging and databases, and `slackwater.…`. A rejected record is
-linked by the `traceparent` among its headers (W3C Trace Context).
+Attributes follow the semantic conventions for messaging and databases; others are named `slackwater.…`. A rejected
+record is linked by the `traceparent` among its headers (W3C Trace Context).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 TRACEPARENT = "traceparent"
 _ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _MOST_LINKS = 128
-"""OpenTelemetry's default limit."""
+"""Maximum number of links of a span, OpenTelemetry's default."""
 _END_S = 3.0
 
 Headers = Iterable[tuple[str, str | bytes | None]]
 
 
 def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
-    """Return the distinct `traceparent` headers of records, up to the limit of links."""
+    """Return the distinct `traceparent` headers of records, up to the maximum number of links of a span."""
     parents: dict[str, None] = {}
     for headers in records:
         for name, value in headers:
@@ -45,7 +45,7 @@ def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
 
 
 class BatchSpan:
-    """The span of one batch, ended when the batch is committed; a batch that commits nothing sends no span."""
+    """The span of one batch, ended when the batch is committed. If a batch commits nothing, no span is sent."""
 
     def __init__(self, tracer: Tracer, app: str, stage: str) -> None:
         from opentelemetry.trace import SpanKind
@@ -68,7 +68,7 @@ class BatchSpan:
     def committed(
         self, previous: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
     ) -> Iterator[None]:
-        """End the span of a version just committed. Log lines inside the block belong to the span.
+        """End the span of a version that was just committed. Log lines inside the block belong to the span.
 
         `commit_s` is the duration of the commit, `windows` the input offsets as text, `rejected` the `traceparents` of
         rejected records.
@@ -117,7 +117,7 @@ class BatchSpan:
 
 
 class Tracing:
-    """Creates spans with a provider, which is shut down by `close` if it is our `own`."""
+    """Creates spans with a provider. `close` shuts the provider down if it is `own`, that is, created by slackwater."""
 
     def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
         self._provider, self._own = provider, own
@@ -125,7 +125,7 @@ class Tracing:
 
     @contextmanager
     def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
-        """Create the current span for a batch of a stage, for the block on this thread."""
+        """Create the span of a batch of a stage, the current span of this thread during the block."""
         from opentelemetry.trace import use_span
 
         batch = BatchSpan(self._tracer, app, stage)
@@ -138,7 +138,7 @@ class Tracing:
 
     @contextmanager
     def bisect(self, app: str) -> Iterator[BisectSpan]:
-        """Create the current span for a bisect of an app, for the block."""
+        """Create the span of a bisect of an app, the current span during the block."""
         with self._tracer.start_as_current_span(
             f"bisect {app}",
             record_exception=False,
@@ -167,7 +167,7 @@ class BisectSpan:
         self._span = span
 
     def found(self, stage: str, version: int, record: Headers = (), where: str = "") -> None:
-        """Record the first bad commit, and the culprit record: its headers, empty if unknown, and its position."""
+        """Record the first bad commit, and the record that causes it: headers (empty if unknown) and position."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if where:
             self._span.set_attribute("slackwater.record", where)
@@ -175,7 +175,7 @@ class BisectSpan:
 
 
 def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing with the process's provider, else one configured by the environment; None if neither exists."""
+    """Return tracing with the process's provider, or with one configured by the environment; None without either."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     api = sys.modules.get("opentelemetry.trace")
@@ -191,7 +191,10 @@ def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
 
 
 def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
-    """Create tracing with an installed exporter of this name; the SDK reads all other settings from the environment."""
+    """Create tracing with the installed exporter of this name.
+
+    The SDK reads all other settings from the environment.
+    """
     from importlib.metadata import entry_points
 
     from opentelemetry.sdk.resources import Resource

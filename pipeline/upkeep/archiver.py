@@ -1,8 +1,8 @@
 """Background thread that appends the records read by committed batches to the app's input archive.
 
-Readers leave records in a spool on this machine; missing ones (tasks on other machines, a crash) are read from Kafka
-again. No batch waits: manifests have the offsets read, and the archive's index the offsets archived, so the next run
-archives the difference, as long as Kafka has it.
+Readers leave records in a spool on this machine. Records that are not in it (tasks on other machines, a crash) are read
+from Kafka again. Batches do not wait. Manifests have the offsets read, and the archive's index the offsets archived, so
+the next run archives the difference, as long as Kafka has it.
 """
 
 import logging
@@ -35,28 +35,28 @@ from .upkeep import lower_priority
 _log = logging.getLogger("slackwater")
 
 _EVERY_S = 5.0
-"""Interval between objects at a low input rate."""
+"""Seconds between new objects at a low input rate."""
 _MANY = 200_000
-"""Number of offsets that are archived without waiting for the interval."""
+"""Number of pending offsets that are archived at once, without waiting for the interval."""
 _RETRY_S = 30.0
 _LOOK_AT_TOPIC_S = 60.0
-"""Interval of checking in Kafka that a topic is unchanged."""
+"""Seconds between checks that a topic in Kafka is not re-created."""
 _SWEEP_EVERY = 200
-"""Number of new indexes between deletions of replaced ones."""
+"""Number of new indexes after which replaced indexes are deleted."""
 _MERGES_WITHIN = 16
-"""Objects of a topic are merged within this fraction of their retention, because they expire as a whole."""
+"""Objects are merged only within this fraction of the retention, because a merged object expires as a whole."""
 
 
 @dataclass(slots=True)
 class _Topic:
-    """State of the archive of one topic. Only `pending` is written by other threads, under the lock."""
+    """State of one topic's archive. Other threads write only `pending`, under the lock."""
 
     name: str
     keep_ms: int
     first: dict[str, Input] = field(default_factory=dict)
-    """Input position of each stage when first seen."""
+    """Input position of each stage when the archiver first saw the stage."""
     pending: Extents = ()
-    """Ranges read since, and not yet known to be archived."""
+    """Ranges read since `first` that are not known to be archived."""
     read_ms: int = 0
     """Commit time of the newest version that read the topic."""
     head: ArchiveIndex | None = None
@@ -71,7 +71,7 @@ class Archiver(Listener):
 
     Args:
         keep_ms: Returns the retention of a topic's archive; None for topics that are not archived.
-        spool: Spool in which readers leave records; None if they run on other machines.
+        spool: Spool in which readers leave records; None if the readers run on other machines.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ class Archiver(Listener):
         self._wake = threading.Event()
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """Note a stage's newest committed version: records read since the previous version are to be archived."""
+        """Note a stage's newest committed version.
+
+        The records read since the stage's previous version are to be archived.
+        """
         with self._lock:
             previous = self._heads.get(head.stage)
             self._heads[head.stage] = head
@@ -118,7 +121,7 @@ class Archiver(Listener):
 
     @contextmanager
     def at_work(self, drain_s: Callable[[], float]) -> Iterator[None]:
-        """Run the archiver in a thread during the block; at the end, `drain_s()` is the time limit for the rest."""
+        """Run the archiver in a thread during the block. At the end, wait up to `drain_s()` seconds for the rest."""
         over = threading.Event()
         thread = threading.Thread(target=self._work, args=(over,), name="archiver", daemon=True)
         thread.start()
@@ -142,7 +145,7 @@ class Archiver(Listener):
 
     @property
     def states(self) -> tuple[ArchiveState, ...]:
-        """Progress of the archives."""
+        """Progress of each topic's archive."""
         with self._lock:
             return tuple(
                 ArchiveState(
@@ -157,7 +160,7 @@ class Archiver(Listener):
             )
 
     def round(self, over: threading.Event | None = None, *, merging: bool = True) -> None:
-        """Archive pending records, and merge objects. Failures are retried later."""
+        """Archive pending records and, with `merging`, merge objects. Failures are retried later."""
         with self._lock:
             topics = tuple(self._topics.values())
         for topic in topics:
@@ -199,7 +202,7 @@ class Archiver(Listener):
                 break
 
     def _open(self, topic: _Topic) -> None:
-        """Find the archive of the topic as it is in Kafka now, or create one at the stages' positions."""
+        """Find the archive of the topic that Kafka has now, or create one at the stages' positions."""
         with self._lock:
             inputs = list(topic.first.values())
         read_app(self._store, self._app)  # raises for a removed app, which must not be recreated
@@ -233,7 +236,7 @@ class Archiver(Listener):
             return topic.pending
 
     def _append(self, topic: _Topic, head: ArchiveIndex, pending: Extents) -> ArchiveIndex:
-        """Append one object with pending records, up to the target size of an object."""
+        """Append one object with pending records, up to an object's target size."""
         spooled = self._spool.look(topic.name) if self._spool is not None else []
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()
         for part, source in _sources(pending, spooled):
@@ -297,7 +300,7 @@ class Archiver(Listener):
 
 
 def _sources(pending: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:
-    """Yield the pending parts in order, each with the spooled file that has it; None for Kafka."""
+    """Yield the pending parts in order, each with the spooled file to read it from; None to read it from Kafka."""
     parts: list[tuple[Extent, Spooled | None]] = []
     for file in spooled:
         in_file = common(pending, (file.extent,))

@@ -1,19 +1,8 @@
 """Background work of a stage with a table: merges, prefetching, write stalls.
 
-A few merges at a time for each stage, in threads of the driver (Arrow releases Python's lock). A result waits until the
-next version names it instead of its inputs; a result that no version names is an orphan.
-
-Batches are delayed before unmerged SSTs slow down look-ups. RocksDB's rule (wiki page "Write Stalls"): writers are
-slowed down from a first number of L0 SSTs on, and stopped from a second one on. The state partition with most L0 SSTs
-counts, with the outputs of finished merges instead of their inputs.
-
-- Slowed down: each batch is delayed, by a fraction of a batch's duration that grows to the whole.
-- Stopped: no batch starts while this runner merges. If another process should merge, a batch waits a minute for it;
-  then batches continue slowed down: reads get slower, but the app runs.
-
-SSTs are prefetched to the machine of a stage's tasks. After a restart on another machine, the first batch starts at
-once and reads byte ranges of the SSTs that it needs. Meanwhile these SSTs are fetched whole, for the next batches.
-Outputs of a compaction in another process are fetched too, if they replace SSTs that are in the cache.
+Runs a few merges of a stage at a time, in threads of the driver (Arrow releases Python's lock). The next version names
+a
+merge's result instead of its inputs; a result that no version names is an orphan.
 """
 
 import dataclasses
@@ -48,7 +37,7 @@ from ..spark.placement import Homes
 from ..spark.worker_resources import WorkerResources
 
 Compacting = Literal["nothing", "under way", "finished"]
-"""Progress of this runner's merges of L0 SSTs: `finished` outputs are committed with the next batch."""
+"""Progress of this runner's merges of L0 SSTs; `finished` if outputs wait to be named by the next batch's version."""
 
 _POLL_S = 0.1
 _GIVE_UP_S = 60.0
@@ -64,7 +53,7 @@ class Triggers:
     stop: int = L0_STOP
 
     def delay_s(self, l0: int, batch_s: float) -> float:
-        """Return the delay of a batch in seconds: 0, up to `batch_s`, or infinity."""
+        """Return the delay of a batch in seconds: from 0 to `batch_s`, or infinity if batches are stopped."""
         if l0 < self.slowdown:
             return 0.0
         if l0 >= self.stop:
@@ -74,24 +63,27 @@ class Triggers:
 
 @dataclass(slots=True)
 class Stall:
-    """Delays the batches of one stage. Logs once for each time that compaction falls behind."""
+    """Delays the batches of one stage. Logs once whenever compaction begins to fall behind."""
 
     stage: str
     """Name for messages."""
     triggers: Triggers
     l0: Callable[[], int]
-    """Returns the number of L0 SSTs of the state partition that has most."""
+    """Returns the number of L0 SSTs in the state partition that has the most."""
     compacting: Callable[[], Compacting]
     """Returns the progress of this runner's merges."""
     begin: Callable[[], None]
-    """Starts the merges if none runs, as after a start or a failed merge."""
+    """Starts merges if none runs, as after a start or a failed merge."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
     _logged: set[str] = field(default_factory=set)
     _held_s: float = 0.0
 
     def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
-        """Delay a batch as needed, or until `stopping`; return the seconds. `batch_s` is the last batch's duration."""
+        """Delay a batch as long as needed, or until `stopping`; return the seconds.
+
+        `batch_s` is the last batch's duration.
+        """
         began = self.clock()
         waited_s = 0.0
         while not stopping():
@@ -110,7 +102,7 @@ class Stall:
         return waited_s
 
     def _stopped_s(self, batch_s: float, waited_s: float) -> float:
-        """Return the delay of a batch that must not start."""
+        """Return the delay, in seconds, of a batch that should not start yet."""
         if (compacting := self.compacting()) != "nothing":
             return inf if compacting == "under way" else 0.0
         if "gave up" in self._logged:
@@ -143,9 +135,9 @@ class Upkeep:
     Args:
         threads: Number of concurrent merges; 0 if another process merges.
         deliver: Sends the results of a merge to other machines, before a batch reads them; never raises.
-        prefetch: True to prefetch, for tasks on this machine.
+        prefetch: True to prefetch SSTs, for tasks on this machine.
         triggers: Numbers of level 0 SSTs at which batches wait.
-        tip: Returns the newest acknowledged version; None if no batch waits.
+        tip: Returns the newest acknowledged version; None for an upkeep whose batches never wait.
     """
 
     def __init__(
@@ -183,8 +175,10 @@ class Upkeep:
         """Start the merges that a version about to be committed needs, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `merges` are the `finished` ones offered to the version: included, or dropped because they did not fit.
-        `missed` are the objects of which the version's batch read byte ranges, to prefetch; None without a batch.
+        waits. `merges` are the `finished` merges that were offered to the version, which named their results or dropped
+        those that did not fit. `missed` are the objects to prefetch, of which the version's batch read byte ranges;
+        None
+        without a batch.
         """
         due = pick_for(head)
         if head.forgotten != self._head.forgotten:
@@ -205,7 +199,7 @@ class Upkeep:
         return due
 
     def close(self) -> None:
-        """Stop running merges and fetches, and drop unstarted ones."""
+        """Stop running merges and downloads, and drop unstarted merges."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._closing.set()
@@ -230,7 +224,7 @@ class Upkeep:
             self.consider(self._tip())
 
     def _work(self) -> None:
-        """Carry out compactions until no unstarted one is left."""
+        """Carry out merges until no unstarted one is left."""
         while True:
             with self._lock:
                 busy_inputs = {sst for compaction in self._busy for sst in compaction.inputs}
@@ -269,17 +263,17 @@ class Upkeep:
 
 
 _NICE = 10
-"""Priority below everything that a batch does."""
+"""Priority (nice value) below all work of batches."""
 _FULL = 0.9
-"""Fraction of the cache that may be filled without eviction."""
+"""Fraction of the cache that may be filled without evicting SSTs."""
 _EXPANSION = 4
-"""Approximate ratio of an SST's decoded to its stored bytes, until it is cached."""
+"""Approximate ratio of an SST's decoded bytes to its stored bytes, used until the SST is cached."""
 
 
 class Prefetcher:
     """Prefetches SSTs for a driver whose tasks run on its own machine.
 
-    One SST at a time, in a low-priority thread: batches never wait for it.
+    Fetches one SST at a time, in a low-priority thread. Batches never wait for it.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
@@ -290,9 +284,9 @@ class Prefetcher:
         self._stopping = threading.Event()
 
     def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
-        """Start fetching the SSTs that look-ups of the committed version miss on this machine; returns at once.
+        """Start fetching the SSTs that look-ups in the committed version lack on this machine. Returns at once.
 
-        `ranged` are the objects of which its tasks read byte ranges.
+        `ranged` are the objects of which the version's tasks read byte ranges.
         """
         # Outputs of compactions are fetched too, if they replace cached SSTs.
         gone, new = set(self._head.ssts) - set(head.ssts), set(head.ssts) - set(self._head.ssts)
@@ -310,12 +304,12 @@ class Prefetcher:
             self._running = self._executor.submit(self._run, head, frozenset(self._missing))
 
     def close(self) -> None:
-        """Wait for the current SST, and fetch no more."""
+        """Wait for the SST being fetched, and fetch no more."""
         self._stopping.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, head: Manifest, missing: frozenset[str]) -> None:
-        """Fetch missing SSTs, newest first, as far as they fit into the cache with the others of the head."""
+        """Fetch the missing SSTs, newest first, as far as they fit into the cache with the head's others."""
         assert head.table is not None  # noqa: S101  only a stage with a table has a prefetcher
         sizes = {sst: self._cache.size_of(sst) for sst in head.ssts}
         total_bytes = sum(sizes.values())
@@ -342,7 +336,7 @@ def lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Sends outputs of merges to the machines of their state partitions, by a small Spark job."""
+    """Sends SSTs that result from merges to the machines of their state partitions, by a small Spark job."""
 
     homes: Homes
     resources: WorkerResources
@@ -350,7 +344,7 @@ class Delivery:
     """Returns the workers' store credentials; called before each delivery."""
 
     def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Send the SSTs, and return when they have arrived. If that fails, batches fetch what they need."""
+        """Send the SSTs, and return when they have arrived. If that fails, batches fetch the SSTs that they need."""
         local_resources = dataclasses.replace(self.resources, s3=self.access())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

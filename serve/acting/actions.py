@@ -77,7 +77,10 @@ async def verify(call: Call, app: AppName, ref: Moment, stage: Stage = "", **opt
 async def replay(
     call: Call, app: AppName, stage: Stage, version: Version, key: KeyOrNone = "", limit: Limit = 1_000
 ) -> object:
-    """Replay a batch with the server's copy of the program and compare; returns at most `limit` keys that differ."""
+    """Replay a batch with the server's copy of the program, and compare the result with the committed batch.
+
+    Returns at most `limit` differing keys.
+    """
     stored_app = await call.whole_app(app, "a replay")
     comparison, notes = await run_again(
         call, stored_app, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()

@@ -28,7 +28,7 @@ class SearchFound:
 
     verdict: Verdict
     findings: Behind
-    """The cause; without the app's program on the server, as far as the store's data shows it."""
+    """Cause of the commit; if the server lacks the app's program, only what the store's data shows."""
     notes: tuple[str, ...]
 
 
@@ -37,7 +37,7 @@ async def find(
 ) -> SearchFound:
     """Bisect, then replay the first bad commit if the server has the program. Stops when cancelled.
 
-    Raises `TooOften` and `TooMuch`, and as `check_asked` and `Searcher.search`.
+    Raises `TooOften`, `TooMuch`, and the errors of `check_asked` and `Searcher.search`.
     """
     check_asked(wrong)
     service, loop = call.service, asyncio.get_running_loop()
@@ -75,7 +75,7 @@ async def prove(
 ) -> Report:
     """Return the report of verifying a moment of an app or a stage. Stops when cancelled.
 
-    Raises `TooOften`, and as `Moment.verify`.
+    Raises `TooOften`, and the errors of `Moment.verify`.
     """
     stopped = Event()
 

@@ -1,6 +1,6 @@
 """Replays of batches with the programs that the server was started with, each in a new process with Spark.
 
-The process ends after one replay, and is killed when that exceeds its time limit or is cancelled.
+The process ends after one replay, and is killed if the replay exceeds its time limit or is cancelled.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class BatchAsked:
 
 
 async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
-    """Return a verdict's cause, and notes; without the app's program, by the store's data alone.
+    """Return a verdict's cause, and notes; if the server lacks the app's program, from the store's data alone.
 
     Raises `TooOften` and `TooMuch`.
     """

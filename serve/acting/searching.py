@@ -1,7 +1,7 @@
 """A bisect whose evaluations run in separate processes, because their SQL comes from untrusted clients.
 
-The search itself is the library's and runs in a thread: it reads manifests and evaluates a predicate at moments. Each
-evaluation is a statement like any other (`serve.sql`): limited in time, memory and rows, without access to the
+The search itself is the library's and runs in a thread: it reads manifests and has a predicate evaluated at
+moments. Every evaluation is a statement of `serve.sql`: limited in time, memory and rows, without access to the
 machine.
 """
 
@@ -53,7 +53,7 @@ class Searcher:
         self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
 
     def search(self, app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> Verdict:
-        """Return the verdict; call this in a thread. Raises as `StoredApp.bisect`, and `SearchStopped`."""
+        """Search, and return the verdict; call this in a thread. Raises `SearchStopped`, and as `StoredApp.bisect`."""
         make: Callable[..., Where] = check if wrong["check"] else where
         request = CheckAsked(app.name, wrong["check"] or wrong["where"], wrong["table"], self._bounds, make)
         predicate: Where = self._run(_build_predicate, request)
@@ -71,7 +71,7 @@ class Searcher:
                 self._waited_for.cancel()
 
     async def wait_for(self, running: Coroutine[Any, Any, R]) -> R:
-        """Await what follows the search, so that `stop` cancels that too. Raises `SearchStopped`."""
+        """Await `running`, work that follows the search, so that `stop` cancels it too. Raises `SearchStopped`."""
         with self._lock:
             task = asyncio.ensure_future(running)
             self._waited_for = task
@@ -121,7 +121,7 @@ class _RemoteWhere(Where):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An evaluation to run in another process: a `Context` without the parts that each process has itself."""
+    """An evaluation to run in another process: a `Context` without the parts that the other process has already."""
 
     where: Where
     cut: Cut
@@ -141,7 +141,7 @@ class CheckAsked:
     table: str
     bounds: Bounds
     make: Callable[..., Where]
-    """`check` or `where`."""
+    """Function that makes the predicate: `check` or `where`."""
 
 
 def _evaluate(probe: Probe) -> pa.Table:

@@ -35,7 +35,10 @@ class ToolAnswer:
 
 
 def bounded(answer: ToolAnswer, most_bytes: int) -> bytes:
-    """Return the document as JSON, with its list shortened to fit and a note about that. Raises `TooMuch`."""
+    """Return the document as JSON. If it is too large, its list is shortened, and its `cut_off` says so.
+
+    Raises `TooMuch` if the document is too large even with an empty list.
+    """
     data = encoded(answer.document)
     whole: Sequence[object] = answer.document.get(answer.list_, ())
     num_items = len(whole)
@@ -165,7 +168,7 @@ def cause(origin: Cause, masking: Masking) -> Document:
 
 
 def record(guilty: Guilty | None, masking: Masking) -> Document | None:
-    """Return the record, or the input that contains it and the reason for not knowing it; None without a replay."""
+    """Return the record, or, if it is unknown, the input that contains it and the reason; None without a replay."""
     if guilty is None:
         return None
     document: Document = {"replays": guilty.replays}

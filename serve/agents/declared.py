@@ -90,7 +90,7 @@ TOOLS: dict[str, AgentTool] = {}
 def tool(
     title: str, *, verb: Verb = "read", is_long: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the tool of its name; its first parameter is a `ToolCall`."""
+    """Declare a function, whose first parameter is a `ToolCall`, as the tool that has the function's name."""
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__

@@ -60,7 +60,7 @@ class Masking:
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
-        """Return bytes of a record as text or hexadecimal, so that a key is shown as in a table."""
+        """Return bytes of a record as text or hexadecimal; if hidden, as the name that a table shows for this text."""
         text = readable(data, _MAX_DATA) if data is not None else None
         return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 
@@ -72,7 +72,7 @@ class Masking:
         return tuple(None if name is None else self._value(str(name)) for name in values)
 
     def problem(self, error: Exception, root: str) -> dict[str, Any]:
-        """Return the document of an error, without quotes of hidden values."""
+        """Return the document of an error, without the parts that quote hidden values."""
         document = problem(error, root)
         if self.show or not isinstance(error, SlackwaterError):
             return document | {"message": shortened(str(document["message"]), _MAX_TEXT)}

@@ -1,8 +1,8 @@
 """Secrets that names of hidden values are made with, and the values that names stand for.
 
-A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so all
-instances give equal values the same name. Without access to the store, a client cannot guess values by their names;
-after the day the secret is deleted, and nobody can.
+A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so
+all instances give equal values the same name. Without access to the store, a client cannot guess values by their
+names. The secret is deleted after the day, and then nobody can guess them.
 """
 
 import secrets
@@ -46,7 +46,7 @@ class Naming:
         self._lock = Lock()
 
     def of(self, who: str) -> Names | None:
-        """Return a caller's names, or None if today's secret is not loaded (`of_today`)."""
+        """Return a caller's names, or None if today's secret is not loaded; `of_today` loads it."""
         with self._lock:
             day_secret = self._known
             if day_secret is None or day_secret.day != _today():

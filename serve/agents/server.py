@@ -49,7 +49,7 @@ class AgentServer:
 
     Args:
         service: The instance's service.
-        door: Admits HTTP clients; or the grant of the only client, over standard streams.
+        door: Doorkeeper that admits HTTP clients; or, over standard streams, the grant of the only client.
     """
 
     def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
@@ -159,7 +159,7 @@ class AgentServer:
 
 
 async def over_streams(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
-    """Serve the client at standard input and output until that ends."""
+    """Serve one client over standard input and output until the input ends."""
     service, grant = Service(client, options), Grant("")
     server = AgentServer(service, grant.also("values") if shows_values else grant).server
     await service.begin()

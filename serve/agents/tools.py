@@ -123,7 +123,7 @@ async def get(
     ref: Ref = "now",
     columns: ColumnNames = (),  # type: ignore[assignment]
 ) -> ToolAnswer:
-    """Rows of a table by key at a moment, null where there is none.
+    """Rows of a table by key at a moment, null for a key without a row.
 
     With the version, and how far it has read. Use it to look at known keys at several moments; `history` returns all
     changes of one key.

@@ -37,7 +37,10 @@ class Look:
         self._started_s = 0.0
 
     async def is_answered(self, age_s: float = 0.0) -> bool:
-        """Return True if the store answers within `SILENT_S`, or did at most `age_s` ago. Raises as `function`."""
+        """Return True if the store answers within `SILENT_S`, or has answered at most `age_s` ago.
+
+        Raises the errors of the function that checks the store, except `Unavailable`.
+        """
         now_s = time.monotonic()
         if self._future is None or now_s - self._started_s > (age_s if self._future.done() else _GIVEN_UP_S):
             self._future, self._started_s = asyncio.ensure_future(self._in_thread(self._function)), now_s

@@ -99,7 +99,7 @@ async def first_rows(
 
 
 def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
-    """Return the first rows; with another moment also rows that only that one has, and the kind of each change."""
+    """Return the first rows; with another moment, also rows that only that moment has, and the kind of each change."""
     manifest = moment.cut.tables[table]
     new = moment.first_rows(table, limit, start=start)
     about = {

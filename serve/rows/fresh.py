@@ -1,4 +1,4 @@
-"""A moment to answer from: its freshness, and by table the parts that all answers about its rows share."""
+"""A moment to answer from, with its freshness and, by table, data that all answers about the table share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ Offsets = Mapping[str, tuple[int, ...]]
 
 @dataclass(slots=True)
 class TableAnswers:
-    """Parts of answers about a table at a moment, computed once instead of per request."""
+    """Data for answers about a table at a moment, computed once instead of per request."""
 
     cut: Cut
-    """The moment's cut, until keys are forgotten."""
+    """Cut that the answers were built for; once keys are forgotten, the moment has another cut."""
     name: str
     manifest: Manifest
     declared: Table
@@ -41,7 +41,7 @@ class TableAnswers:
 
     @property
     def etag(self) -> tuple[object, ...]:
-        """Parts of the ETag: they change whenever the rows do."""
+        """Parts of the ETag. If the rows change, these parts change."""
         return self.name, f"v{self.manifest.version}", self.manifest.forgotten
 
     @property
@@ -50,7 +50,10 @@ class TableAnswers:
         return self.is_newest and self.declared.ttl is not None
 
     def clock_ms(self, seen_ms: int) -> int:
-        """Return the time as of which rows expire; `seen_ms` of 0 means now, or the moment's own time."""
+        """Return the time as of which rows expire.
+
+        For rows with a time to live, this is `seen_ms`; if 0, now for the newest moment, or else the moment's time.
+        """
         stage = self.cut.stages.get(self.name)
         if stage is None or self.declared.ttl is None:
             return self.cut.clock_ms(self.name)
@@ -74,7 +77,7 @@ class FreshMoment:
         return table in self._tables or table in self.moment.cut.tables
 
     def known(self, table: str) -> TableAnswers | None:
-        """Return the cached answers of a table, or None if they must be built (`about`)."""
+        """Return the cached answers of a table, or None if `about` must build them first."""
         answers = self._tables.get(table)
         # After keys were forgotten, the opened SSTs are stale.
         return answers if answers is not None and answers.cut is self.moment.cut else None

@@ -36,9 +36,9 @@ A key costs as much as `_VALUES_A_KEY` values.
 _READ_AHEAD = ReadAhead(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
 """Read settings for a store whose round trip takes as long as reading a megabyte or two."""
 _NEWEST_READ_AHEAD = replace(_READ_AHEAD, whole_bytes=2 << 20)
-"""The newest moment's SSTs are fetched whole, since they are to be kept open and a whole file takes no longer."""
+"""Read settings for the newest moment: its SSTs are fetched whole, which takes no longer, and then stay open."""
 _PATIENCE_S = 0.005
-"""Duration of a look-up after which it must be waiting for the store, so that the next one starts."""
+"""Seconds after which a look-up is assumed to wait for the store, so that the next look-up starts without it."""
 
 T = TypeVar("T")
 Key = tuple[object, ...]
@@ -63,7 +63,7 @@ class Rows:
 
 
 def at_once(answers: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int) -> Rows | None:
-    """Return the rows of keys inline, or None if not all of their SSTs are open or there are too many.
+    """Return the rows of keys inline, or None if an SST of these keys is not open or there are too many keys.
 
     Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
@@ -90,7 +90,7 @@ class _Request:
 
 
 _Name = tuple[int, str, tuple[str, ...], int, bool]
-"""Moment, table, columns, time, and True for Arrow."""
+"""Key of a queue: moment, table, columns, time as of which rows expire, and True for Arrow."""
 
 
 class _Queue:

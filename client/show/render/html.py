@@ -17,7 +17,7 @@ _NUMBER = ("", ' class="number"')
 
 
 def render(page: Page) -> str:
-    """Return a page as an HTML file, by `page.html`, whose style sheet has no `url` and no `@import`."""
+    """Return a page as an HTML file, made from `page.html`, whose style sheet has no `url` and no `@import`."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     sections = ""
     for section in page.sections:
@@ -59,7 +59,7 @@ def _block(block: Block) -> str:
 
 
 def _scrollable(markup: str) -> str:
-    """Wrap an element that may be wider than the window, to scroll by itself, also by keyboard."""
+    """Wrap an element that may be wider than the window, so that it scrolls separately, also by keyboard."""
     return f'<div class="wide" tabindex="0">{markup}</div>'
 
 

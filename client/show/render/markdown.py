@@ -1,4 +1,4 @@
-"""Renderer of a document as GitHub Markdown, for a pull request. Pictures are omitted; tables have their content."""
+"""Renderer of a document as GitHub Markdown, for a pull request. Pictures are omitted, since tables repeat them."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Causes of a bad commit other than a single record, for the classes that need a replay as proof.
+"""Causes of a bad commit that a replay can prove, other than one bad record; one file for each class of cause.
 
 Each class is tested by an assumption: without a record, with another program, with no late rows. If the batch is good
 under the assumption, the assumption names the cause. `snapshot/bisect/causes.py` declares the classes; those that the

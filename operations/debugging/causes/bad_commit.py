@@ -1,4 +1,4 @@
-"""The bad batch of a verdict replayed under assumptions: other records, another program, or other rows before it."""
+"""Replays of a verdict's bad batch, and of the batches after it, under assumptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..replay.stage_replay import StageReplay
 from ..replay.what_if import BadBatch
 
 _LOOKED_AT = 16
-"""Versions after the bad one to search for the next batches."""
+"""Number of versions after the bad one among which the next batches are searched."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class BadCommit:
 
     @cached_property
     def batch(self) -> BadBatch:
-        """The bad batch. Raises as `StageReplay.of`."""
+        """The bad batch. Raises the errors of `StageReplay.of`."""
         verdict = self.verdict
         return BadBatch.of(self.program, self.predicate, verdict.bad, verdict.stage, verdict.keys)
 
@@ -58,27 +58,33 @@ class BadCommit:
         return line_of(self.program.store, self.verdict.app)
 
     def bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
-        """Return True if the bad moment, or `cut`, is still bad after replacing the stage's version by this one."""
+        """Return True if the bad moment, or `cut`, is still bad with `manifest` as the version of its stage."""
         cut, heads = cut or self.verdict.bad, self.line.heads.stages
         moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
         return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
 
     def replay(self, stage: str, version: int, channel: str = "") -> StageReplay:
-        """Return the replay of a version, for one of its channels or its table. Raises as `StageReplay.of`."""
+        """Return the replay of a version, for one of its channels or its table.
+
+        Raises the errors of `StageReplay.of`.
+        """
         after = history.read(self.program.store, self.verdict.app, stage, version)
         return self.batch.batches.of(after).of_output(channel)
 
     def without(self, record: Address) -> Manifest:
-        """Return the version that the bad batch would have committed without a record. Raises as `BadBatch.find`."""
+        """Return the version that the bad batch would have committed without a record.
+
+        Raises the errors of `BadBatch.find`.
+        """
         chosen = dict(self.batch.source_records())
         part, number = self.batch.find(record)
         chosen[part] = np.setdiff1d(chosen[part], [number])
         return Choice(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def turns_bad_after(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Return True if a later batch turns bad when `manifest` replaces the bad version, and the number of replays.
+        """Return True if a later batch turns bad when `manifest` replaces the bad version; and the number of replays.
 
-        Replays at most `batches` later batches, in their order. Raises as replays do.
+        Replays at most `batches` later batches, in their order. Raises the errors of a replay.
         """
         store, current, count = self.program.store, manifest, 0
         later = history.after(store, self.verdict.app, self.commit.stage, self.commit.version)
@@ -98,7 +104,7 @@ class BadCommit:
         return False, count
 
     def addresses(self, guilty: Guilty) -> tuple[Address, ...]:
-        """Return the records that are bad by themselves, in the app's order; empty if not known."""
+        """Return the addresses of records that are bad by themselves, in the app's order; empty if unknown."""
         if guilty.records is None:
             return ()
         alone = guilty.records.filter(guilty.records["alone"])
@@ -106,9 +112,9 @@ class BadCommit:
         return tuple(Address(**row) for row in rows)
 
     def source_of(self, replay: StageReplay, number: int) -> Address | None:
-        """Return the record of a user's topic that a batch's record was made from; None if stages mix records.
+        """Return the record of a user's topic from which a batch's record was made; None if stages mix records.
 
-        If several records are equal, one of them is returned. Raises as a replay does.
+        If several records are equal, one of them is returned. Raises the errors of a replay.
         """
         name, upstream, version = replay.sender(number)
         if not upstream:
@@ -138,11 +144,11 @@ def number_of(replay: StageReplay, address: Address) -> int | None:
 
 
 MAX_BATCHES = 24
-"""Maximum number of batches replayed for one result."""
+"""Maximum number of batches that are replayed for one result."""
 
 
 Step = tuple[str, int]
-"""Stage and version."""
+"""A batch, by its stage and version."""
 
 
 @dataclass
@@ -151,17 +157,17 @@ class OtherBatches:
 
     program: LoadedProgram
     instead: Mapping[str, LoadedProgram] = field(default_factory=lambda: MappingProxyType({}))
-    """Program to use instead, by the checksum of the program that ran; `program` for all others."""
+    """Programs to replace those that ran, by the checksum of the program that ran; `program` replaces all others."""
     upon: Mapping[Step, Manifest] = field(default_factory=lambda: MappingProxyType({}))
-    """Version whose rows replace the state before a batch, by batch."""
+    """Versions whose rows replace the state before a batch, by batch."""
     through: Collection[Step] | None = None
-    """Upstream batches to replay; None for all that sent rows."""
+    """Upstream batches to replay; None for all batches that sent rows to a replayed batch."""
     count: int = 0
 
     def manifest(self, after: Manifest) -> Manifest:
         """Return the version that a batch would have committed.
 
-        Raises `Refused` if more than `MAX_BATCHES` batches are involved, and as `StageReplay.of`.
+        Raises `Refused` if more than `MAX_BATCHES` batches are involved, and the errors of `StageReplay.of`.
         """
         self.count = 0
         replay = self._replay(after)
@@ -179,7 +185,7 @@ class OtherBatches:
         return replay if base is None else replay.based_on(upon_rows_of(replay.before, base))
 
     def _rows(self, replay: StageReplay) -> tuple[pa.Table, bool]:
-        """Return the rows of a batch's function, and True if they may differ from the original ones."""
+        """Return the rows of a batch's function, and True if they may differ from the rows of the original run."""
         inputs = {name: self._input(replay, name, records) for name, records in replay.records.items()}
         if any(differs for _, differs in inputs.values()):
             return replay.run({name: rows for name, (rows, _) in inputs.items()}), True
@@ -187,7 +193,7 @@ class OtherBatches:
         return replay.rows(), step in self.upon or _program_differs(replay)
 
     def _input(self, replay: StageReplay, name: str, records: Records) -> tuple[pa.Table, bool]:
-        """Return the rows that a batch receives on one input, and True if they differ from the original ones."""
+        """Return the rows that a batch receives on one input, and True if the original batch received others."""
         rows, differs = records.rows, False
         for version in np.unique(records.versions).tolist() if records.upstream else ():
             if not version or (self.through is not None and (records.upstream, version) not in self.through):
@@ -208,13 +214,13 @@ class OtherBatches:
 
 
 def _program_differs(replay: StageReplay) -> bool:
-    """Return True if the replaying program is known to differ from the one that ran."""
+    """Return True if the replaying program is known to differ from the program that committed the batch."""
     ran, now = replay.after.program, program_of(replay.program.app)
     return ran is not None and now is not None and ran.checksum != now.checksum
 
 
 def upon_rows_of(manifest: Manifest, other: Manifest) -> Manifest:
-    """Return a version with the rows of another one."""
+    """Return `manifest` with the rows of `other`."""
     return replace(manifest, ssts=other.ssts, clock_ms=other.clock_ms)
 
 

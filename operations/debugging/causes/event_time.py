@@ -25,7 +25,7 @@ from .bad_commit import BadCommit
 
 
 def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
-    """Return the cause of a batch that is bad with none of its records. Raises as a replay does."""
+    """Return the cause of a batch that is bad with none of its records. Raises the errors of a replay."""
     after = history.read(bad.program.store, bad.verdict.app, finding.stage, finding.version)
     if finding.expired.num_rows:
         table = after.table
@@ -38,9 +38,9 @@ def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
 
 
 def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return the cause that rows expired as event time advanced; None if the batch is bad with the old clock too.
+    """Return a `time` cause: rows expired as event time advanced. None if the batch is bad with the old clock too.
 
-    The suspected record is the one that moved the clock.
+    The old clock is that of the previous version. The suspected record is the one that advanced it.
     """
     commit = bad.commit
     previous = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
@@ -113,7 +113,7 @@ def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def of_dropped(bad: BadCommit) -> Cause | None:
-    """Return the cause that rows of the bad batch were dropped as late; None if the batch is bad with them too."""
+    """Return a `watermark` cause: rows of the batch were dropped as late. None if the batch is bad with them too."""
     commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
@@ -184,14 +184,14 @@ class Mover:
     """Stage whose function defines the watermark."""
     version: int
     record: Address | None
-    """First record of the version with an event time that late; None if not known."""
+    """First record of the version whose event time moved the watermark to the time; None if not known."""
 
 
 def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
-    """Return what moved a stage's watermark to a time, up to a version; None if no longer known.
+    """Return the record and version that moved a stage's watermark to a time; None if no longer known.
 
-    Follows the watermark upstream to the stage whose function defines it, and replays that version. Reads a few
-    manifests by binary search.
+    Searches versions up to `version`. Follows the watermark upstream to the stage whose function defines it, and
+    replays the version found there. Reads a few manifests by binary search.
     """
     store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)
@@ -210,7 +210,7 @@ def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> 
 
 
 def _mover(bad: BadCommit, after: Manifest, previous: Manifest | None, to_ms: int) -> Mover | None:
-    """Return what moved the watermark of a version: the input whose own watermark was the last to pass the time."""
+    """Return the mover of a version's watermark: from the input whose own watermark was the last to pass the time."""
     shape = bad.program.shapes[after.stage]
     for name in sorted(shape.timed):
         current, earlier = after.inputs.get(name), previous.inputs.get(name) if previous is not None else None
@@ -232,7 +232,7 @@ def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address |
         replay = bad.replay(moved.stage, moved.version)
 
         def movers(rows: pa.Table) -> pa.Table:
-            """Return the rows whose event time moves the watermark that far."""
+            """Return the rows whose event time moves the watermark to `to_ms` or beyond."""
             is_mover = np.zeros(rows.num_rows, bool)
             for watermark in replay.shape.watermarks:
                 for column in watermark.columns if name in watermark.inputs else ():

@@ -1,4 +1,4 @@
-"""Cause of a bad commit, found by replays: causes without a record first, then the record and why it was bad."""
+"""Search for the cause of a bad commit by replays: first causes that involve no record, then the record."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def find_cause(
     predicate: Predicate,
     on_hop: Callable[[Hop], None] = lambda _hop: None,
 ) -> Behind:
-    """Return the cause of a verdict, as far as replays prove it; `other_programs` may have run before.
+    """Return the cause of a verdict, as far as replays prove it.
 
-    An error in a replay is reported as a reason. A class whose test fails with an error is skipped.
+    `other_programs` are programs that may have run before. An error in a replay is reported as a reason. A class of
+    cause whose test fails with an error is skipped.
     """
     bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
@@ -58,7 +59,7 @@ def find_cause(
 
 
 def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
-    """Return the cause that one or several records are bad."""
+    """Return a cause that names one bad record, or several."""
     assert guilty.message is not None  # noqa: S101
     first, alone = guilty.message.address, bad.addresses(guilty)
     num_tied = len(guilty.tied)
@@ -103,12 +104,12 @@ def _bad_without(bad: BadCommit, record: Address) -> bool:
 
 
 def _including(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
-    """Return all these records, including the first bad one."""
+    """Return the records, preceded by `first` if they lack it."""
     return records if first in records else (first, *records)
 
 
 def _causes_besides_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    """Yield tests for causes that involve no record, or another record than the suspected one."""
+    """Yield tests for causes that involve no record, or a record other than the suspected one."""
 
     def absent() -> Cause | None:
         verdict, program = bad.verdict, bad.program
@@ -131,7 +132,7 @@ def _causes_of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[
 def _first_cause(
     classes: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
 ) -> tuple[Cause | None, list[str]]:
-    """Return the first cause that holds, and the errors of tests that failed."""
+    """Return the first cause whose test succeeds, and the errors of earlier tests that failed."""
     failed: list[str] = []
     for test in classes:
         try:
@@ -147,7 +148,7 @@ def _deployed(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: G
 
 
 def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | None:
-    """Return the guess that a new program is the cause, if the old one was not given; else None."""
+    """Return a guess that a new program is the cause if the old program was not given; else None."""
     try:
         change = change_before(bad.program.store, bad.commit)
         if change is None or is_given(bad.program, other_programs, change):

@@ -24,14 +24,14 @@ from ....store.versions.manifest import Manifest
 from .bad_commit import BadCommit, OtherBatches, number_of
 
 FOLLOWING = 2
-"""Batches after the bad one to replay without the suspected record, to test if they turn bad too."""
+"""Maximum number of batches after the bad one that are replayed without the suspected record."""
 
 
 def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
-    """Return the cause that a record for the bad keys is missing; None if the suspected record caused the change.
+    """Return an `absence` cause for the bad keys; None if the suspected record caused the change.
 
-    A record of another key is the cause if the batch, and the batches after it, are good without that record. Raises as
-    a replay does.
+    An `absence` means that a record for the bad keys is missing. It is proved if the moment still turns bad without the
+    suspected record, which is of another key: in the same batch or in one of the next. Raises the errors of a replay.
     """
     if guilty.message is None:
         return None
@@ -56,10 +56,10 @@ def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> C
 
 
 def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return an unknown cause if the query returns no key and the suspected record may be one of many; else None.
+    """Return an `unknown` cause if the query returns no key and other records could replace the suspect; else None.
 
-    This holds if the rows that the record wrote are bad only in combination with other rows of the table, and other
-    records turn the batch bad without that record. Raises as a replay does.
+    This holds if the rows that the suspected record wrote are bad only in combination with other rows of the table, and
+    other records turn the moment bad without that record. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
     if guilty.message is None or (named is not None and named.named) or not hop.alone:
@@ -96,13 +96,13 @@ def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
 
 
 MAX_CHANGES = 64
-"""Newest earlier changes of the key whose input is searched."""
+"""Maximum number of earlier changes of the key, newest first, whose input is searched."""
 MAX_RECORDS = 500_000
 """Maximum size of a window that is searched, in records."""
 
 
 def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return the cause that a record is a duplicate; None unless exactly one other record has the same payload.
+    """Return a `duplicate` cause, or None unless exactly one other record has the same payload.
 
     Records without a value are not compared. Reads the input of the batch, and of earlier batches that changed the key.
     """
@@ -141,7 +141,7 @@ def _in_batch(bad: BadCommit, address: Address) -> bool:
 
 
 def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
-    """Yield the windows of users' topics that the bad commit read, and those of earlier changes of the record's key."""
+    """Yield windows of the record's topic: those that the bad commit read, then those of the key's earlier changes."""
     copy = guilty.message
     for window in bad.verdict.lineage.sources:
         if copy is not None and window.topic == copy.address.topic:
@@ -169,7 +169,7 @@ def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
 
 
 def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
-    """Yield the other records of a window with the same payload."""
+    """Yield the records of a window, other than `copy`, that have the payload of `copy`."""
     program, at = bad.program, copy.address
     if window.end - window.start > MAX_RECORDS:
         return
@@ -185,7 +185,7 @@ def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterat
 def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """Return the reset that made the app read the suspected record again; None if the record was read once.
 
-    When the record was first read, the moment stayed good; otherwise that commit would be the bad one.
+    The record is bad only as a repetition: had it been bad when it was first read, that commit would be the bad one.
     """
     if guilty.message is None:
         return None
@@ -204,7 +204,7 @@ def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return the edit of the row that the record was merged into; None if the batch is bad without the edit as well."""
+    """Return the edit of the row into which the record was merged; None if the batch is bad without it as well."""
     keys = bad.verdict.keys
     if guilty.message is None or keys is None or not keys.named:
         return None
@@ -234,6 +234,6 @@ def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def _edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
-    """Return the edit that wrote rows with this `_seq`; None if a batch wrote them."""
+    """Return the edit that wrote rows with this `_seq`; None if a batch wrote the rows."""
     manifest = history.find(bad.program.store, bad.verdict.app, stage, seq) if seq else None
     return manifest if manifest is not None and manifest.edited is not None and manifest.row_seq == seq else None

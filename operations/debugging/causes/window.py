@@ -1,9 +1,4 @@
-"""Finds the likely record behind a bad batch of an attached Spark query, among the records of its window.
-
-The query's operator is not known, so nothing is replayed. A function from the source's rows to the operator's input
-shows which records of the window have a key that turned bad. If there are several, the record whose numbers are nearest
-to the change is returned as a guess.
-"""
+"""Record guessed to be the cause, for an attached Spark query, whose batches cannot be replayed."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +34,10 @@ Function = Callable[[DataFrame], DataFrame]
 
 
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
-    """Return the record of the bad batch's window that has its keys, according to the function that `code` names."""
+    """Return a cause with the record of the bad batch's window that has the bad keys.
+
+    The function that `code` names returns the keys of a record.
+    """
     guilty = find_in_window(kafka, verdict, function_of(code))
     if guilty.message is None:
         return Behind(unknown(guilty.reason), guilty)
@@ -70,7 +68,7 @@ def function_of(code: str) -> Function:
 
 
 def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty:
-    """Return the record of the bad commit's window that has its keys. Raises `Refused` if the function fails."""
+    """Return the record of the bad commit's window that has the bad keys. Raises `Refused` if the function fails."""
     stage, windows = verdict.stage, verdict.lineage.direct
     try:
         previous, after = verdict.good.stages.get(stage), verdict.bad.stages[stage]
@@ -113,7 +111,7 @@ def _window(kafka: Kafka, previous: Manifest | None, after: Manifest) -> pa.Tabl
 
 
 def kafka_has(kafka: Kafka, topic: str) -> bool:
-    """Return True if the topic exists; a source of the query may be something else than a topic."""
+    """Return True if the topic exists; a query may also have sources that are not topics."""
     try:
         kafka.offsets(topic)
     except NotFound:
@@ -137,7 +135,10 @@ def _rows(read: pa.Table, function: Function) -> pa.Table:
 
 
 def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the indexes of rows that have one of the keys, in the columns that both have, and the index of the key."""
+    """Return the indexes of rows that have one of the keys, and the index of each row's key.
+
+    Rows and keys are compared in the columns that both have.
+    """
     named = {name.casefold(): name for name in rows.column_names}
     shared = [name for name in keys.column_names if name.casefold() in named]
     if not shared:
@@ -150,9 +151,9 @@ def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], n
 
 
 def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """Return the index of the row whose number is nearest to the change of its key; None for a tie.
+    """Return the index of the row with the numeric value nearest to the change of its key; None for a tie.
 
-    Of the key's numbers, the one with the largest relative change is used.
+    Of the key's numeric columns, the one with the largest relative change is used.
     """
     sides = [np.array([*_numbers(side)]) for side in (changed.before, changed.after)]
     if not sides[0].size:

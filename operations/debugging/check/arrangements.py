@@ -20,7 +20,7 @@ Batch = Mapping[str, Rows]
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """Origin of one input's records, in the order in which they were read."""
+    """Origin of one input's records: arrays in the order in which the records were read."""
 
     partitions: npt.NDArray[np.int64]
     """int64[records], Kafka partition of each record; records of one partition are adjacent."""
@@ -38,7 +38,7 @@ class Arrangement:
     apart: bool = False
     """True to split the records over many small tasks and Arrow batches."""
     elsewhere: bool = False
-    """True to run Python functions in other processes than the other runs do."""
+    """True to run Python functions in processes that no other run uses."""
 
 
 def as_read(inputs: Mapping[str, Came]) -> Batch:
@@ -47,7 +47,7 @@ def as_read(inputs: Mapping[str, Came]) -> Batch:
 
 
 def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple[Batch, ...]:
-    """Return two or three batches that end at random places; one batch if there are too few records."""
+    """Return two or three batches that end at random positions; one batch if there are too few records."""
     count = int(random.integers(2, 4))
     number = {name: np.empty(len(came.partitions), np.int64) for name, came in inputs.items()}
     spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
@@ -83,7 +83,10 @@ def _batches(number: Mapping[str, npt.NDArray[np.int64]]) -> tuple[Batch, ...]:
 
 
 def in_another_order(inputs: Mapping[str, Came]) -> Batch:
-    """Return one batch of all records, with partitions, and rows of one version, in reverse order."""
+    """Return one batch of all records, with the partitions in reverse order.
+
+    Rows that one version sent to a repartition topic are in reverse order as well.
+    """
     batch = {}
     for name, came in inputs.items():
         parts = []

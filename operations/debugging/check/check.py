@@ -43,7 +43,7 @@ _FEW, _MOST_PARTS = 7, 100
 
 
 def came(replay: StageReplay) -> dict[str, Came]:
-    """Return the origin of a version's records, by input. Raises as reading the records does."""
+    """Return the origin of a version's records, by input. Raises the errors of reading the records."""
     return {name: Came(records.partitions, records.versions) for name, records in replay.records.items()}
 
 
@@ -87,7 +87,7 @@ class FunctionRows:
 
     @property
     def _plain(self) -> pa.Table | None:
-        """The function's rows with their record numbers, if each depends on its record only; else None."""
+        """The function's rows with the number of each row's record; None if a row may depend on several records."""
         return self._looked_at[1]
 
     @cached_property
@@ -124,7 +124,7 @@ class FunctionRows:
 
     @contextmanager
     def _rerun(self, batch: Batch, at_ms: int, few: int | None = None) -> Iterator[Rerun]:
-        """Run the function over a batch; with `few`, at most that many records are processed together."""
+        """Run the function over a batch; with `few`, process at most that many records together."""
         replay, size = self.replay, {"batch_rows": few} if few is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
@@ -152,9 +152,9 @@ class FunctionRows:
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
-"""Most likely dependence of a program besides its input; `outside` is anything that has changed since it ran."""
+"""Most likely dependence of a program besides its input; `outside` is anything that has changed since."""
 _TIME_SHIFT_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
-"""Offset of the other time: another year, month, day of the week, hour, minute and second."""
+"""Difference between the two times of `FunctionRows.times_ms`, which changes each part of a date and time."""
 FIRST, COMMITTED = "as it was", "as committed"
 
 
@@ -168,7 +168,7 @@ class Dependence:
     runs: tuple[str, str]
     different: Differences
     plan: Impurities
-    """Nondeterministic parts of the function's plan that may explain the difference."""
+    """Nondeterministic parts of the function's plan that may explain why the runs differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class PassedOver:
 def check(
     program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
 ) -> Iterator[CheckedVersion | PassedOver]:
-    """Yield the result for each of these versions, which must be batches; calls `on_version` before each one."""
+    """Yield a result for each of these versions, which must all be batches; calls `on_version` before each."""
     at_ms = max((manifest.time_ms for manifest in versions), default=0)
     now = program_of(program.app)
     for after in versions:
@@ -242,7 +242,7 @@ class _Version:
         )
 
     def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
-        """Yield the arrangements to run, without those equal to an earlier one."""
+        """Yield the arrangements to run, without those that equal an earlier arrangement."""
         replay, first = self.replay, self._as_read
         yield "random", "again", first, self.at_ms
         if any(function.impurities.python for function in self._functions.values()):
@@ -262,7 +262,7 @@ class _Version:
 
     @property
     def _late_meet(self) -> bool:
-        """True if late rows may find their match depending on batch boundaries, since the program allows late rows."""
+        """True if batch boundaries may decide if a late row finds its match: the program allows late rows."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 
@@ -277,7 +277,7 @@ class _Version:
 
     @cached_property
     def _functions(self) -> dict[str, FunctionRows]:
-        """Function rows by output, if each output has rows of its own; else one entry under ""."""
+        """Runs of the user's function by output, if each output has its own rows; else one entry under ""."""
         replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
         names = (
             [output.name for output in replay.stage.writes]

@@ -36,7 +36,7 @@ from ..replay.stage_replay import StageReplay
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Result of a run."""
+    """Result of one run of a version."""
 
     sent: Mapping[str, tuple[pa.Table, ...]]
     """Rows of each batch, by output; outputs whose rows are not known are missing."""
@@ -50,7 +50,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class _StepAt(Step):
-    """A step whose state function sees a fixed time."""
+    """Step of a batch whose state function sees a fixed time as the current one."""
 
     at_ms: int = 0
 
@@ -75,8 +75,8 @@ def outcome(
 ) -> RunOutcome:
     """Return the result of a run, given the function's rows of each batch, by output.
 
-    For a stage with state, all rows are under "". Raises `Refused` if the state's function fails, and as looking up
-    state does.
+    For a stage with state, all rows are under "". Raises `Refused` if the state's function fails, and the errors of
+    look-ups in the state.
     """
     if replay.shape.bound is None:
         return RunOutcome(
@@ -160,7 +160,7 @@ def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
 
 
 def largest(tables: Sequence[pa.Table]) -> float:
-    """Return the largest absolute value of all float columns; such sums are compared with a tolerance."""
+    """Return the largest absolute value in all float columns, from which the tolerance for sums is derived."""
     maxima = [0.0]
     for column in (column for table in tables for column in table.columns if pa.types.is_floating(column.type)):
         values = np.abs(column.drop_null().to_numpy().astype(np.float64))
@@ -177,11 +177,11 @@ class Differences:
     """Differences between two runs of a version; empty if there are none."""
 
     keys: KeyChanges | None = None
-    """Keys whose rows differ, with their rows after the first run and after the second; None if there are none."""
+    """Keys whose rows differ, with the rows after the first run and after the second; None if no key differs."""
     sent: dict[str, UnlikeRows] = field(default_factory=dict)
     """Differing rows by output."""
     failed: str = ""
-    """Error of the second run; empty if it succeeded."""
+    """Error of the second run; empty if the run succeeded."""
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.sent or self.failed)
@@ -191,8 +191,8 @@ def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> D
     """Return the differences of two runs that the guarantees do not allow.
 
     Floats are compared by `snapshot.diff.equality`. If the second run has several batches, emitted rows are compared by
-    the state's kind (`Kind.emission`). Rows that are those of the table are compared through the table. If a function
-    emits a row for each batch, the rows of each key's last batch must be among those of the first run.
+    the state's kind (`Kind.emission`). Emitted rows that are rows of the table are compared only in the table. If a
+    function emits a row for each batch, the rows of each key's last batch must be among those of the first run.
     """
     largest = max(first.largest, second.largest)
     keys = None
@@ -258,7 +258,7 @@ def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Tabl
 
 
 def _without_match(rows: pa.Table, other_rows: pa.Table, key: Sequence[str]) -> Flags:
-    """Return flags for the rows whose key has no row in `others`."""
+    """Return flags for the rows whose key is not a key of `other_rows`."""
     if not key:
         return np.full(rows.num_rows, not other_rows.num_rows)
     hashes = [hash_keys(normalise_keys(side.select(list(key)), key), key) for side in (rows, other_rows)]

@@ -54,11 +54,14 @@ class InputPart:
     sender: ReplayBatch | None = None
     """Batch that sent the records, after `Batches.expand` has replayed it; else None."""
     trace: tuple[Numbers, Numbers] | None = None
-    """Record numbers in this batch, and the sender's record that each was made from; None if several, or not known."""
+    """Numbers of records in this batch, and of the sender's record that each was made from.
+
+    None if records were made from several records, or if the numbers are not known.
+    """
 
     @cached_property
     def received(self) -> pa.Table:
-        """Rows as the batch's function receives them, in the order of `numbers`; rejected ones included."""
+        """Rows as the batch's function receives them, in the order of `numbers`; rejected records included."""
         replay, start = self.batch.replay, self.batch.first_left_out[self.name]
         processed = replay.inputs(self.numbers)[self.name]
         rejected = self.numbers[self.numbers >= replay.count] - start
@@ -66,9 +69,9 @@ class InputPart:
 
 
 class ReplayBatch:
-    """A version of a stage, to be replayed with any subset of its records.
+    """Version of a stage, to be replayed with any subset of its records.
 
-    Records have the numbers of `StageReplay`; rejected records are numbered after these.
+    Processed records have the numbers of `StageReplay`; rejected records have the numbers after those.
     """
 
     def __init__(self, replay: StageReplay) -> None:
@@ -121,14 +124,14 @@ class ReplayBatch:
         return Address(records.topic, partition, offset, row if records.upstream else None)
 
     def of_output(self, name: str) -> StageReplay:
-        """Return the replay for a channel that the stage writes; an empty name means its tables."""
+        """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
         if name not in self._replays:
             self._replays[name] = self.replay.of_output(name)
         return self._replays[name]
 
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, Numbers]]:
-        """Rows that the batch wrote to each side table, and the record number of each row; -1 for none."""
+        """Rows that the batch wrote to each side table, and each row's record number; -1 if it has no record."""
         replay, seq = self.replay, self.replay.after.row_seq
         result = {}
         for name, side in replay.after.side_tables.items():
@@ -176,22 +179,22 @@ class Batches:
     _sources_by_version: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
     def of(self, after: Manifest) -> ReplayBatch:
-        """Return the batch that committed a version. Raises as `StageReplay.of`, and as reading its records."""
+        """Return the batch that committed a version. Raises the errors of `StageReplay.of` and of reading records."""
         place = after.stage, after.version
         if place not in self.known:
             self.known[place] = ReplayBatch(StageReplay.of(self.program, after))
         return self.known[place]
 
     def before(self, batch: ReplayBatch) -> ReplayBatch | None:
-        """Return the newest opened batch of the stage that is earlier than this one; None if there is none."""
+        """Return the newest opened batch of the same stage that is earlier than `batch`; None if there is none."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
         earlier = [other for of, other in self.known if of == stage and other < version]
         return self.known[stage, max(earlier)] if earlier else None
 
     def expand(self, part: InputPart) -> ReplayBatch:
-        """Replay the batch that sent a part, and check that it sends what was received.
+        """Replay the batch that sent a part, and check that it sends the rows that were received.
 
-        Raises `CannotProve` if the rows differ, and as `of`.
+        Raises `CannotProve` if the rows differ, and the errors of `of`.
         """
         if part.sender is not None:
             return part.sender
@@ -223,9 +226,10 @@ class Batches:
         return line_of(self.program.store, self.program.app.name)
 
     def clusters(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
-        """Return the parts in the app's order: that of the commits that read their records from users' topics.
+        """Return clusters of parts in the app's order, the order of the commits that read their source records.
 
-        Parts whose records come from the same commits, or from interleaving ones, form one cluster.
+        Source records are those of users' topics. Parts whose source records come from the same commits, or from
+        interleaving commits, form one cluster.
         """
         if len(parts) == 1:
             return [list(parts)]
@@ -266,7 +270,7 @@ class Batches:
             )
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
-        """Return the places of the commits that read the records from which a version is made."""
+        """Return the commits, as places on the line, that read the records from which a version is made."""
         if (stage, version) not in self._sources_by_version:
             self._sources_by_version[stage, version] = frozenset(self._places_of(app, stage, version))
         return self._sources_by_version[stage, version]
@@ -295,7 +299,7 @@ def sent_as(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table
 
 
 def why_different(program: LoadedProgram, after: Manifest) -> str:
-    """Return a sentence why a replay may differ from what was committed, judged by the programs' files."""
+    """Return a sentence on why a replay may differ from the committed result, judged by the program files."""
     now, then = program_of(program.app), after.program
     if now is None or then is None:
         return "Has the code changed, or is it nondeterministic?"
@@ -310,8 +314,9 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
 class Choice:
     """Results of batches for a chosen subset of records.
 
-    `chosen` has record numbers of some parts, and `more` has extra rows for them. Other parts have the records that
-    their senders send, if these were replayed, else none. `only` limits the records of `root`.
+    `chosen` has record numbers of some parts, and `more` has extra rows for these parts. Other parts have the records
+    that their senders send in the replay, or none if the senders were not replayed. `only` limits the records of
+    `root`.
     """
 
     def __init__(
@@ -344,19 +349,19 @@ class Choice:
         return part.sender is not None and self.is_whole(part.sender)
 
     def numbers(self, batch: ReplayBatch) -> Numbers:
-        """Return the numbers of a batch's original records that are present."""
+        """Return the numbers of a batch's original records that this choice includes."""
         return self._present(batch)[0]
 
     def of_part(self, part: InputPart) -> Numbers:
-        """Return the numbers of a part's original records that are present."""
+        """Return the numbers of a part's original records that this choice includes."""
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
     def is_known(self, batch: ReplayBatch) -> bool:
-        """Return True if a batch has no records other than its original ones."""
+        """Return True if a batch has only original records, with no extra rows."""
         return not self._present(batch)[1]
 
     def _present(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
-        """Return the numbers of the original records that are present, and new rows by input."""
+        """Return the numbers of the original records that this choice includes, and new rows by input."""
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
             for part in batch.parts:
@@ -394,7 +399,7 @@ class Choice:
         return replay.based_on(self.manifest(previous))
 
     def rows(self, batch: ReplayBatch, output: str = "") -> pa.Table:
-        """Return the rows that the stage's function makes of the present records."""
+        """Return the rows that the stage's function makes of the records that this choice includes."""
         key = batch, "" if batch.replay.shape.bound is not None else output
         if key not in self._rows:
             replay, (numbers, new) = batch.of_output(key[1]), self._present(batch)
@@ -413,7 +418,7 @@ class Choice:
         return self._rows[key]
 
     def manifest(self, batch: ReplayBatch) -> Manifest:
-        """Return the version that the batch would have committed."""
+        """Return the version that the batch would have committed with this choice of records."""
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after
             if replay.shape.bound is not None:

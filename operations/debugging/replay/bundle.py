@@ -29,7 +29,7 @@ from ....store.versions.manifest import EventTime, Manifest, Table
 from .inputs import PLACE, Records
 
 FORMAT = 1
-"""Format version that is written, and the newest that can be read."""
+"""Format version of bundles that are written; also the newest version that can be read."""
 MAX_BYTES = 1 << 30
 """Maximum uncompressed size of all members together."""
 THERE = "_there"
@@ -88,19 +88,22 @@ class Index(Struct, frozen=True, kw_only=True):
     """Clock by which rows expire at this version; `before_clock_ms` is that of the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
-    """Limit beyond which event times were too far ahead; rows are late by `before_watermark_ms`."""
+    """Limit beyond which event times were too far in the future to move the watermark.
+
+    Rows are late if they are older than `before_watermark_ms`.
+    """
     before_due_ms: limits.SpanMs | None
     next_due_ms: limits.SpanMs | None
     due_ms: limits.SpanMs | None
     """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are those of the previous version."""
     wall_ms: limits.EventMs | None = None
-    """Wall clock at the start of the batch, if rows of the table fall due by it."""
+    """Wall clock at the start of the batch, if it decides which rows of the table fall due; else None."""
     some_keys: bool
-    """True if the bundle has only some of the keys that the batch wrote; others are not compared."""
+    """True if the bundle has only some of the keys that the batch wrote; the other keys are not compared."""
 
     @property
     def after(self) -> Manifest:
-        """The version, without its SSTs."""
+        """The version that the batch committed, without its SSTs."""
         return Manifest(
             app=self.app,
             stage=self.stage,
@@ -164,7 +167,7 @@ class _OnlyFormat(Struct):
 
 
 def encode(bundle: Bundle) -> bytes:
-    """Return the bytes of the zip. Equal bundles give equal bytes.
+    """Return the bytes of the zip, which are the same for equal bundles.
 
     Raises:
         Refused: The bundle is larger than `MAX_BYTES`, which `read` would refuse.
@@ -238,7 +241,7 @@ def _output(number: int) -> str:
 
 
 def _bundle(archive: zipfile.ZipFile) -> Bundle:
-    """Return the bundle in a zip. Raises `ValueError` if it is no bundle, and as reading a zip does."""
+    """Return the bundle in a zip. Raises `ValueError` if the zip is no valid bundle, and zip errors."""
     entries = archive.infolist()
     if (size := sum(entry.file_size for entry in entries)) > MAX_BYTES:
         raise ValueError(f"its members have {size:,} bytes; expected at most {MAX_BYTES:,}")

@@ -42,7 +42,7 @@ class BundledReplay(StageReplay):
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Merge rows as `StageReplay.merged`. Raises `Refused` for keys whose previous rows are missing."""
+        """Like `StageReplay.merged`, but raise `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known, self.known.column_names)
         new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
@@ -59,10 +59,11 @@ class BundledReplay(StageReplay):
 def capture(
     replay: StageReplay, comparison: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
 ) -> Bundle:
-    """Return the bundle of a replayed batch; `comparison` is from `compare` with the same `sent` and `only`.
+    """Return the bundle of a replayed batch.
 
-    `only` are key columns, to restrict the bundle to these keys: then records that do not reach them are left out, if
-    it is known which these are. Raises `Refused` if the program has no file, and as looking up state does.
+    `comparison` is the result of `compare` with the same `sent` and `only`. `only` has key columns, and restricts the
+    bundle to these keys: records that do not lead to one of them are left out if that can be decided. Raises `Refused`
+    if the program has no file, and the errors of look-ups in the state.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
@@ -108,8 +109,8 @@ def open_bundle(
 ) -> Iterator[tuple[BundledReplay, dict[str, SentRows], pa.Table | None]]:
     """Open the replay of a bundle. Yields the replay, the rows sent, and the keys for `compare` or None for all.
 
-    `code` is the program to replay; None for the one in the bundle. Starts Spark unless a session runs already. Raises
-    `Refused` if the program cannot replay the bundle, and as `load_app`.
+    `code` is the program to replay; None for the program in the bundle. Starts Spark unless a session runs already.
+    Raises `Refused` if the program cannot replay the bundle, and the errors of `load_app`.
     """
     index = bundle.index
     with tempfile.TemporaryDirectory(prefix="slackwater-bundle-", ignore_cleanup_errors=True) as folder:
@@ -131,7 +132,7 @@ def open_bundle(
 
 
 def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
-    """Return the previous rows of keys that the original or the replay wrote, and of keys that fell due."""
+    """Return the previous rows of keys that the original or the replay wrote, and of keys whose rows fell due."""
     keys = written
     if replay.due is not None and replay.due.pending:
         due = of_keys(replay.stored.due(replay.due.span, EVERY_HASH).keys, only)
@@ -142,7 +143,7 @@ def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table
 
 
 def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
-    """Return the previous rows with the columns of SSTs. None of them expires; expired rows are not in the bundle."""
+    """Return the previous rows with the columns of SSTs, without an expiry: a bundle has no expired rows."""
     rows = rows_before.filter(rows_before[THERE]).drop_columns([THERE])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
@@ -155,7 +156,7 @@ def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
 
 
 def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
-    """Write rows as one SST, whatever their state partitions; returns no SST for no rows."""
+    """Write rows of any state partition as one SST and return it; no SST if there are no rows."""
     if not rows.num_rows:
         return ()
     whole = replace(table, partitions=1)

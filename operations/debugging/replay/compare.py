@@ -1,4 +1,4 @@
-"""Compares the replay of a whole batch with what the version committed: table rows, and rows sent."""
+"""Comparison of the replay of a whole batch with the version's table rows and sent rows."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class SentRows:
     """Rows that a version sent on one channel."""
 
     rows: pa.Table | None
-    """Rows in no particular order; None if no longer known."""
+    """Rows in no particular order; None if they can no longer be read."""
     unknown: str = ""
     """Reason why the rows are not known; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnlikeRows:
-    """Rows of one output that only one of two runs sends, or more often than the other."""
+    """Rows of one output that one of two runs sends and the other does not, or sends fewer times."""
 
     missing: pa.Table
     """Rows that only the first run sends."""
@@ -61,7 +61,7 @@ class ChannelComparison:
     committed: SentRows
     replayed: pa.Table
     missing: pa.Table
-    """Rows that the version sent and the replay does not, with duplicates."""
+    """Rows that the version sent and the replay does not send, duplicates included."""
     added: pa.Table
     """Rows that the replay sends and the version did not."""
 
@@ -89,7 +89,7 @@ class Comparison:
     keys: KeyChanges | None
     """Keys that either side writes, with their visible rows as committed (`before`) and as replayed (`after`)."""
     hidden: int
-    """Number of keys with equal visible rows that differ in internal columns, or that only one side wrote."""
+    """Number of keys with equal visible rows that only one side wrote, or whose internal columns differ."""
     channels: tuple[ChannelComparison, ...]
     """Comparison of each channel; empty if only some keys were replayed."""
 
@@ -100,7 +100,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """True if the replay gives what was committed, as far as that is known."""
+        """True if no difference between the replay and the version is known."""
         return not self.different and not self.hidden and all(channel.same for channel in self.channels)
 
     @property
@@ -112,8 +112,8 @@ class Comparison:
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
     """Replay a batch and compare: one Spark job, or one for each output of a stage without state.
 
-    `sent` is the result of `sent_rows`. `only` are key columns, to merge and compare only these keys' rows, and no
-    channel. Raises `Refused` if the user's code fails, and as reading records and state does.
+    `sent` is the result of `sent_rows`. With key columns in `only`, only the rows of these keys are merged and
+    compared, and no channel is. Raises `Refused` if the user's code fails, and the errors of reading records and state.
     """
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
@@ -146,7 +146,10 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
 
 
 def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
-    """Return the rows that the version sent on each channel of its stage, from Kafka. Raises as `read_input` does."""
+    """Return the rows that the version sent on each channel of its stage, from Kafka.
+
+    Raises the errors of `read_input`.
+    """
     return {output.name: _sent(replay, output.name) for output in replay.stage.writes}
 
 
@@ -182,7 +185,7 @@ def without_record(rows: pa.Table) -> pa.Table:
 
 
 def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Return rows of an output, cast to the columns of the other side. Raises `Refused` if the columns differ."""
+    """Return rows of an output, cast to the columns of `schema`. Raises `Refused` if the columns differ."""
     rows = without_record(rows)
     try:
         if set(rows.column_names) != set(schema.names):

@@ -1,4 +1,4 @@
-"""Generates a test file for a bundle, with the committed rows as plain Python values for the user to correct."""
+"""Generator of a test file for a bundle: the committed rows as plain Python values that the user can correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ....store.sst.arrow_types import python_rows
 from .compare import Comparison
 
 _MOST = 10
-"""Maximum number of keys, and of rows of a channel, in the test."""
+"""Maximum number of keys in the test; also the maximum number of rows of a channel."""
 _MODULES = ("datetime", "decimal", "math")
 
 
@@ -35,10 +35,10 @@ def check_beside(path: Path, bundle: Path) -> None:
 
 
 def write_test(path: Path, bundle: Path, program: Path | None, comparison: Comparison) -> None:
-    """Write a test that replays a bundle in the same folder (`check_beside`), and expects what was committed.
+    """Write a test that replays a bundle in the same folder, and expects the committed rows.
 
-    `program` is the file that the test runs; None for the one in the bundle. The test lists the keys that differ, or if
-    there are none, all written keys. Raises `Refused` if the file cannot be written.
+    `check_beside` checks the folder. `program` is the file that the test runs; None for the program in the bundle. The
+    test lists the keys that differ, or all written keys if none differ. Raises `Refused` if the file cannot be written.
     """
     file = None if program is None else _relative(program, path)
     with whole_file(path, "name") as temporary:
@@ -68,7 +68,10 @@ def {name}() -> None:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value for comparison in tests: each NaN becomes `math.nan`, which equals itself within a row."""
+    """Return a value for comparisons in tests, with each NaN replaced by the object `math.nan`.
+
+    Python's rows compare objects by identity first, so the same NaN object equals itself within a row.
+    """
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
     if isinstance(value, Mapping):
@@ -79,7 +82,7 @@ def comparable(value: Any) -> Any:
 
 
 def sorted_rows(rows: pa.Table) -> list[dict[str, object]]:
-    """Return the rows for comparison in tests, in a fixed order."""
+    """Return rows in a fixed order, for comparisons in tests."""
     return sorted(map(comparable, python_rows(rows)), key=repr)
 
 

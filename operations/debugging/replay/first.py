@@ -1,9 +1,8 @@
-"""Search for the first bad record of a batch: the shortest bad prefix in the app's order ends with that record.
+"""Search for the first bad record of a batch: the last record of the shortest bad prefix in the app's order.
 
-The order is that of the commits that read records of users' topics. Within a batch, records are ordered by offset in a
-partition, and by time between partitions; message times may go back within a partition, so a record counts as late as
-the latest one before it. Each test evaluates the bad moment with only some of these records, through all stages
-between. First whole batches are tried, stage by stage upstream, then records.
+The order is that of the commits that read records of users' topics, and within a batch that of `order.py`. Each test
+evaluates the bad moment with only some of these records, through all stages between. First whole batches are tried,
+stage by stage upstream, then records.
 """
 
 from __future__ import annotations
@@ -22,11 +21,14 @@ from .batches import InputPart
 from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole
 
 _MOST = 20
-"""Maximum number of replays to find which earlier records are needed."""
+"""Maximum number of replays for finding the earlier records that a bad record needs."""
 _SCANNED = 8
-"""Up to this many items, every prefix is tried, to find the first bad one even if later prefixes are good again."""
+"""Maximum number of items of which every prefix is tried.
+
+This finds the first bad item even if longer prefixes are good again.
+"""
 _LANES = 16
-"""Maximum number of partitions whose records of the same time are tried in another order."""
+"""Maximum number of other partitions for which a different order of records with the same time is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,15 @@ class Queue:
 
     parts: tuple[InputPart, ...]
     of: Numbers
-    """Part index of each record."""
+    """Index in `parts` of each record's part."""
     numbers: Numbers
-    """Record number in the part's batch."""
+    """Number of each record in its part's batch."""
     order: Ordered | None
-    """Order of the records with their ties, if one batch read them all from users' topics; else None."""
+    """Order of the records and their ties; None unless one batch read all of them from users' topics."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
-        """Return all records of these parts; `parts` has the batches in order."""
+        """Return all records of these parts, whose batches are in the app's order."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
             indexes = [at for at, part in enumerate(parts) if part.batch is batch]
@@ -62,12 +64,12 @@ class Queue:
         return self.parts[int(self.of[place])], int(self.numbers[place])
 
     def chosen(self, positions: Numbers) -> dict[InputPart, Numbers]:
-        """Return the records at these positions."""
+        """Return the record numbers at these positions, by part."""
         of, numbers = self.of[positions], self.numbers[positions]
         return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
 
     def places(self, some: Mapping[InputPart, Numbers]) -> Numbers:
-        """Return the positions of records, ascending."""
+        """Return the positions of records in the queue, ascending."""
         parts_found = [np.empty(0, np.int64)]
         for at, part in enumerate(self.parts):
             if part in some:
@@ -77,12 +79,12 @@ class Queue:
 
 @dataclass
 class Level:
-    """Batches of one stage on the path upstream, or of several stages whose records interleave."""
+    """Step of the search upstream: batches of one stage, or of several stages whose records interleave."""
 
     parts: tuple[InputPart, ...]
     """Parts of the downstream batch with which the moment turns bad."""
     replays: int
-    """Number of choices tried to find these parts."""
+    """Number of choices tried to find `parts`."""
 
 
 @dataclass
@@ -91,20 +93,20 @@ class FirstRecord:
 
     part: InputPart
     number: int
-    """Record number in the part's batch."""
+    """Number of the record in its part's batch."""
     before: Chosen
     """All earlier records in the app's order."""
     until: Chosen
-    """All earlier records, and this one."""
+    """All earlier records in the app's order, and this record."""
     earlier: list[Item]
     """Earlier records that may be involved."""
     candidates: Chosen
     """Records of the batch that may be involved."""
     proved: bool
-    """True if replays with all earlier records, with and without this one, show that it turns the moment bad."""
+    """True if, in replays with all earlier records, the moment is bad with this record and good without it."""
     alone: bool = True
     needs: list[Item] | None = None
-    """Smallest set of earlier records with which it is bad, if it is not bad alone; None if not known."""
+    """Smallest set of earlier records with which this record is bad, if it is not bad alone; None if not known."""
     tied: tuple[Address, ...] = ()
 
 
@@ -123,7 +125,10 @@ class RecordSearch(BadBatch):
     """Earlier parts, which the search includes with all their records."""
 
     def run(self) -> FirstRecord | None:
-        """Return the record; None if the moment is bad with no record at all (`nothing`). Raises as replays do."""
+        """Return the record; None if the moment is bad with no record at all (`nothing`).
+
+        Raises the errors of replays.
+        """
         parts = self.root.parts
         if (nothing := self.with_none()) is not None:
             self.nothing = nothing
@@ -159,11 +164,14 @@ class RecordSearch(BadBatch):
         return tuple(clusters[at])
 
     def _find_turn(self, count: int, is_bad: Callable[[int], bool], suspects: Sequence[int]) -> int:
-        """Return the index of the item that turns the moment bad; `suspects` have a record that is bad alone."""
+        """Return the index of the item that turns the moment bad.
+
+        `suspects` are the indexes of items with a record that is bad by itself.
+        """
         return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED, suspects=suspects)
 
     def _reached(self, queue: Queue, targets: Numbers | None) -> Numbers | None:
-        """Return queue positions of the records behind the `targets` in the bad batch; None if not known."""
+        """Return queue positions of the records that lead to `targets` in the bad batch; None if not known."""
         reached = {part: self.reach(part, targets) for part in queue.parts}
         known_parts = {part: some for part, some in reached.items() if some is not None}
         return queue.places(known_parts) if len(known_parts) == len(reached) else None
@@ -214,7 +222,7 @@ class RecordSearch(BadBatch):
         return record
 
     def _alone(self, result: FirstRecord) -> None:
-        """Test if the record is bad without the earlier ones, and if not, which of them it needs."""
+        """Test if the record is bad without the earlier records, and otherwise find which of them it needs."""
         record = (result.part, result.number)
         if not result.earlier and not any(len(numbers) for numbers in self.fixed.values()):
             return
@@ -234,7 +242,7 @@ class RecordSearch(BadBatch):
                 result.needs = list(needed) if is_smallest else None
 
     def _tied(self, queue: Queue, order: Ordered, at: int) -> Iterator[Address]:
-        """Yield records that could be the first bad one if partitions were read in another order."""
+        """Yield records that would be the first bad record if partitions were read in a different order."""
         lanes = order.tied(at)
         earlier = np.flatnonzero(order.times_ms < order.times_ms[at])
         for lane in [lane for lane in lanes if lane != order.lanes[at]][:_LANES]:
@@ -262,16 +270,19 @@ class Ordered:
     times_ms: Numbers
     """Sort key: the latest time in the record's partition up to the record."""
     lanes: Numbers
-    """Number of the record's topic partition; records of different lanes with the same time have no order."""
+    """Lane of each record: a number of its topic partition. Equal times in different lanes have no order."""
 
     def tied(self, at: int) -> dict[int, Numbers]:
-        """Return the positions of records with the same time as the one at `at`, by lane, its own lane included."""
+        """Return, by lane, the positions of records with the same time as the record at `at`, its own lane included."""
         same = np.flatnonzero(self.times_ms == self.times_ms[at])
         return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
 
 
 def in_order(times_ms: Numbers, topics: Numbers, partitions: Numbers, offsets: Numbers, rows: Numbers) -> Ordered:
-    """Sort one batch's records into the app's order; `topics` are topic numbers, `rows` row numbers in messages."""
+    """Sort one batch's records into the app's order.
+
+    `topics` has the topic number of each record, and `rows` the row number in its message.
+    """
     by_place = np.lexsort((rows, offsets, partitions, topics))
     begins = np.append(True, (np.diff(topics[by_place]) != 0) | (np.diff(partitions[by_place]) != 0))[: len(by_place)]
     lanes = np.empty(len(by_place), np.int64)

@@ -1,7 +1,7 @@
-"""Records that one version read from Kafka, with their addresses and times, and which of them it processed.
+"""Records that one version read from Kafka, with their addresses and times, and which of them were processed.
 
-In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processed what it read
-except rejected records, and also the records that it retried.
+In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processes the records
+that it reads except those that it rejects, and also the rejected records that it retries.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Records:
 
     @property
     def none(self) -> Records:
-        """An empty set of records of the same topic."""
+        """Empty `Records` of the same topic."""
         return Records(self.topic, self.upstream, self.rows.slice(0, 0), self.place.slice(0, 0))
 
     @property
@@ -118,7 +118,7 @@ def read_input(
 
 
 def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
-    """Return the attempts accepted from a channel's versions after `after`, with the version that sent each."""
+    """Return the attempts that count in a channel after version `after`, with the version that sent each attempt."""
     senders = tuple(history.between(store, app, end.upstream, after, end.version))
     attempts = records.sent(name, senders).attempts
     rewinds = {manifest.version for manifest in senders if manifest.rewind is not None}
@@ -139,7 +139,7 @@ def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> di
 def _of_channel(
     program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
 ) -> Records:
-    """Return the rows of a repartition topic that these attempts sent, with the version of each."""
+    """Return the rows of a repartition topic that attempts in `senders` sent, with the version of each row."""
 
     def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
         for message in messages:
@@ -168,9 +168,9 @@ def _of_channel(
 def as_taken(
     program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
 ) -> tuple[dict[str, Records], dict[str, Records]]:
-    """Split the records that a version read into those that it processed and those that it rejected.
+    """Return the records that a version processed, retried ones included, and the records that it rejected.
 
-    Reads no SST if all records were processed.
+    Reads no SST if the version rejected and retried nothing.
     """
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(previous).waiting
     if not rejected.rows and retried >= 0:

@@ -1,4 +1,4 @@
-"""Finds which of two joined records has the bad values, since the other may only have triggered the join.
+"""Search for the bad one of two joined records, since the record found first may only have triggered the join.
 
 A joined row is bad because of some of its columns. Each column is set to null in turn, and the row is replayed through
 the downstream stages. A column is at fault if the moment is good without its value, and the row reaches the same keys.
@@ -29,23 +29,23 @@ from .what_if import Item
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The joined record that has the bad values."""
+    """The record with the bad values on the other side of a join."""
 
     at: int
-    """Index of the join's row on the path upstream."""
+    """Index in the path of the row that the join made."""
     key: pa.Table
     """Join key, one row."""
     records: Numbers
-    """Records of the join's batch with the bad values; empty if they waited in the join's table."""
+    """Records of the join's batch with the bad values; empty if the values waited in the join's table."""
     batch: ReplayBatch
     version: int
-    """Version that wrote the waiting row, in that case; 0 if not known."""
+    """Version that wrote the waiting row with the bad values; 0 if not known, or if `records` is not empty."""
 
 
 def met(search: RecordSearch, record: FirstRecord, way: Sequence[Item]) -> Met | None:
-    """Return the joined record with the bad values; None if the found record has them itself, or it is not known.
+    """Return the joined record with the bad values; None if the found record itself has them, or if unknown.
 
-    `way` are the records from the bad batch's record upstream to the found one.
+    `way` has the records from the bad batch upstream to the found record.
     """
     for at, (part, number) in enumerate(way[:-1]):
         batch = part.sender
@@ -68,7 +68,10 @@ def is_joined(way: Sequence[Item]) -> bool:
 
 
 def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
-    """Return the columns of a row that make it bad: setting one to null makes it good, with the same keys."""
+    """Return the columns of a row that make it bad.
+
+    Setting one of them to null makes the moment good, and the row still reaches the same keys.
+    """
     replays_before = search.replays
     without = Choice(search.batches, record.before).of_part(part)
     fixed = {fixed_part: numbers for fixed_part, numbers in search.fixed.items() if fixed_part is not part}
@@ -91,7 +94,7 @@ def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: p
 
 
 def _of_batch(present: Numbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table) -> Numbers:
-    """Return the records of a join's batch that brought one side of a row."""
+    """Return the records of a join's batch that supplied one side of a joined row."""
     replay = batch.replay
     if not replay.knows_records:
         return present[:0]
@@ -104,7 +107,7 @@ def _of_batch(present: Numbers, batch: ReplayBatch, bound: BoundJoin, side: Join
 
 
 def _waited(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
-    """Return the version that wrote the waiting side of a row; 0 if not known."""
+    """Return the version that wrote the waiting row that one side of a joined row comes from; 0 if not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
     current: Manifest | None = batch.replay.before
@@ -122,7 +125,7 @@ def _waited(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) ->
 
 
 def _waiting(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
-    """Return the waiting rows of a side for a key at a version, and the version that wrote them; 0 for none."""
+    """Return the rows of a side that wait for a key at a version, and the `_seq` of the key's row; 0 for none."""
     stored = batch.replay.based_on(at).stored
     values, present, seqs = stored.of_keys(hash_keys(key, key.column_names), key)
     rows = values[side.name][0].as_py() if present[0] else None
@@ -130,7 +133,7 @@ def _waiting(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) ->
 
 
 def climb(search: RecordSearch, batch: ReplayBatch, number: int) -> list[Item]:
-    """Return a record of a batch, and its source records upstream as far as known. Raises as replays do."""
+    """Return a record of a batch, and its source records upstream as far as known. Raises the errors of replays."""
     way = list[Item]()
     while True:
         part = next(part for part in batch.parts if number in part.numbers)

@@ -1,6 +1,6 @@
-"""Everything that replays need: the user's program, a local Spark, the app's store and Kafka, and a scratch store.
+"""Resources of replays: the user's program, a local Spark, the app's store and Kafka, and a scratch store.
 
-It also inserts a call of `breakpoint()` into a user's function, so that any debugger stops there.
+This module also inserts a call of `breakpoint()` into a user's function, so that any debugger stops there.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class LoadedProgram:
 def open_program(
     app: App, store: ObjectStore, cache: SstCache, kafka: Kafka, *, py_files: Sequence[str] = ()
 ) -> Iterator[LoadedProgram]:
-    """Start Spark for a program, unless a session runs already, and stop it on exit.
+    """Start Spark for a program, unless a session runs already, and stop Spark on exit.
 
     `py_files` are paths of Python files and zips that the program's tasks import. Raises `Refused` if a stage's
-    function fails, or Spark does not start, and as `shapes` does.
+    function fails, or Spark does not start, and the errors of `shapes`.
     """
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
@@ -83,7 +83,8 @@ def open_program(
 def stop_in(stage: Stage) -> tuple[str, ...]:
     """Insert a breakpoint before the first line of a stage's function, and of its state's function if there is one.
 
-    The functions stay changed in this process. Returns their names. Raises `Refused` if a source cannot be read.
+    The functions stay changed in this process. Returns the functions' names. Raises `Refused` if a source cannot be
+    read.
     """
     functions = (stage.transform, stage.state.function if stage.state is not None else None)
     return tuple(_stop_in(function) for function in functions if function is not None)
@@ -132,10 +133,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def open_programs(
     store: ObjectStore, cache: SstCache, kafka: Kafka, verdict: Verdict, files: Sequence[str | Path]
 ) -> Iterator[list[LoadedProgram]]:
-    """Load these files as programs of the verdict's app; the program that ran the bad batch comes first.
+    """Load files as programs of the verdict's app; the program that ran the bad batch comes first.
 
     The checksum in the bad commit identifies that program; if none matches, the first file counts as the program.
-    Raises as `load_app`, `open_program` and `shapes` do.
+    Raises the errors of `load_app`, `open_program` and `shapes`.
     """
     ran = verdict.bad.stages[verdict.stage].program
     apps = [load_app(str(file), name=verdict.app) for file in files]

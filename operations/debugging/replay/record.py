@@ -1,10 +1,10 @@
-"""Finds the input record that caused a bad commit, by replays of its batch and of upstream batches.
+"""Search for the input record that caused a bad commit, by replays of its batch and of upstream batches.
 
 The approach is BigSift's (Gulzar et al., 2017): restrict the records by provenance, then bisect by the user's
 predicate. `first.py` finds the record: the shortest bad prefix of the records in the app's order ends with it. This
-module adds the path from the commit to the record, the changes that it made, and other bad records.
+module adds the path from the commit to the record, the changes that the record made, and other bad records.
 
-For a change of a key, a moment counts as bad if the row is as committed.
+For the search behind a change of a key, a moment counts as bad if the key's row is the committed one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .program import LoadedProgram
 from .what_if import Item, by_part
 
 _MOST_ALONE = 1_000
-"""Maximum number of bad records found by trying groups; no limit if Spark shows which row comes from which record."""
+"""Maximum number of bad records found by trying groups; no limit if Spark shows each row's source record."""
 _MOST_REPLAYS = 60
-"""Maximum number of groups to try; a fifth of it if each try needs a Spark job or runs a user's program."""
+"""Maximum number of groups to try; a fifth of that if a try needs a Spark job or runs a user's program."""
 
 
 def find_record(
@@ -51,8 +51,8 @@ def find_record(
 ) -> Guilty:
     """Return the record that caused a verdict, as far as replays prove it.
 
-    `predicate` is the one of the bisect. `on_hop` receives each record on the path upstream, after all are found. An
-    error in a replay ends the path; the result has its message as `reason`.
+    `predicate` is the predicate of the bisect. `on_hop` receives each record on the path upstream, after all are found.
+    An error in a replay ends the path; the result has the error's message as `reason`.
     """
     return behind(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
 
@@ -68,10 +68,10 @@ def behind(
     *,
     last: bool = False,
 ) -> Guilty:
-    """Return the record that caused the last commit of `bad`, which `changed` these keys and read these windows.
+    """Return the record that caused the last commit of `bad`, the moment that ends with this commit.
 
-    With `last`, the last record that changed the result, else the first bad one. Errors are reported as in
-    `find_record`.
+    The commit `changed` keys of `stage`, and read these `windows`. With `last`, the result is the last record that
+    changed the result, else the first bad record. Errors are reported in the result's `reason`.
     """
     hops, reason = list[Hop](), ""
     search: RecordSearch | None = None
@@ -129,7 +129,7 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int
 
 
 def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
-    """Return the record that the found one met in a join, if that has the bad values; else None."""
+    """Return the findings for the record that the found one met in a join, if that has the bad values; else None."""
     if (other := met(search, first, way)) is None:
         return None
     program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.at + 1]
@@ -158,7 +158,7 @@ def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, w
 def _open_search(
     program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None, *, last: bool
 ) -> RecordSearch:
-    """Open the search, after checks that a replay gives what was committed. Raises `CannotProve` if it does not."""
+    """Open the search after a check that a replay gives the committed result. Raises `CannotProve` if it does not."""
     after = bad.stages[stage]
     if predicate.channels:
         raise CannotProve("the predicate reads in-flight records, which a replay does not have")
@@ -182,7 +182,7 @@ def _open_search(
 
 
 def _no_record(search: RecordSearch) -> str:
-    """Return a sentence why the batch is bad with none of its records."""
+    """Return a sentence that explains why the batch is bad with none of its records."""
     nothing = search.nothing
     assert nothing is not None  # noqa: S101
     version_text = f"{nothing.stage}@v{nothing.version}"
@@ -196,7 +196,7 @@ def _no_record(search: RecordSearch) -> str:
 
 
 def _path_up(search: RecordSearch, first: FirstRecord) -> Iterator[Item]:
-    """Yield the records on the path from the commit upstream to the found one, each as it was received."""
+    """Yield the records on the path from the commit upstream to the found record, each as its batch received it."""
     with_, without = (Choice(search.batches, chosen) for chosen in (first.until, first.before))
     for part in _path_to(search, first.part, with_, without):
         yield part, first.number if part is first.part else _received(search, part, with_, without)
@@ -218,9 +218,9 @@ def _candidates(search: RecordSearch, part: InputPart) -> int:
 
 
 def _path_to(search: RecordSearch, end: InputPart, with_: Choice, without: Choice) -> list[InputPart]:
-    """Return the parts from the bad batch upstream to this part, each sent by the batch of the next.
+    """Return the path of parts from the bad batch upstream to `end`, each part sent by the next part's batch.
 
-    If a batch sent several parts, one that contains the record is preferred.
+    If a batch sent several parts, a part that contains the record is preferred.
     """
     way = [end]
     while (batch := way[0].batch) is not search.root:
@@ -230,12 +230,12 @@ def _path_to(search: RecordSearch, end: InputPart, with_: Choice, without: Choic
 
 
 def _gained(part: InputPart, with_: Choice, without: Choice) -> Numbers:
-    """Return the records of a part that only the first choice has."""
+    """Return the records of a part that are in choice `with_` and not in choice `without`."""
     return np.setdiff1d(with_.of_part(part), without.of_part(part))
 
 
 def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Choice) -> int:
-    """Return the record of a part that corresponds to the found record, or that a state made from it."""
+    """Return the record of a part that corresponds to the found record, or that a state made from the found record."""
     replays_before = search.replays
     gained = _gained(part, with_, without)
     if (reached := search.reach(part, search.relevant)) is not None and len(np.intersect1d(gained, reached)):
@@ -257,10 +257,10 @@ def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Cho
 
 
 def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bool, int | None]:
-    """Return the bad records of the batch in the app's order, True if complete, and the number of records bad alone.
+    """Return the bad records of the batch in the app's order, True if complete, and how many are bad alone.
 
-    The number is a lower bound from the batch itself if incomplete; None if not known. `Guilty.records` describes the
-    columns. Records that need more replays than allowed, or whose replay fails, are left out.
+    The number is a lower bound from the batch itself if the records are incomplete; None if not known. `Guilty.records`
+    describes the columns. Records that need more replays than allowed, or whose replay fails, are left out.
     """
     alone, is_complete, count = _bad_alone(search, first)
     item = (first.part, first.number)
@@ -272,7 +272,7 @@ def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bo
 
 
 def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[Item], bool, int | None]:
-    """Return the records that are bad by themselves, as far upstream as replayed, and True if complete.
+    """Return the records that are bad by themselves, as far upstream as batches were replayed; True if complete.
 
     The third value is the number of such records in the bad batch itself, None if not known.
     """
@@ -293,7 +293,7 @@ def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[Item], bo
 
 
 def _sources(search: RecordSearch, waiting: list[tuple[InputPart, Numbers]]) -> tuple[list[Item], bool]:
-    """Return the records of users' topics from which a batch's records were made, and True if all were traced."""
+    """Return the records of users' topics from which the records `waiting` were made, and True if all were traced."""
     items, is_complete = list[Item](), True
     while waiting:
         part, numbers = waiting.pop()
@@ -347,7 +347,7 @@ def _by_groups(search: RecordSearch, chosen: Mapping[InputPart, Numbers]) -> tup
 
 
 def _table(search: RecordSearch, items: Mapping[Item, bool]) -> pa.Table:
-    """Return records as in `Guilty.records`; the values of `items` are True for records that are bad by themselves."""
+    """Return records in the form of `Guilty.records`; `items` has True for records that are bad by themselves."""
     chosen, alone = by_part(items), by_part(item for item, is_alone in items.items() if is_alone)
     ordered = [part for cluster in search.batches.clusters(tuple(chosen)) for part in cluster]
     tables = [_RECORDS.empty_table()]
@@ -402,7 +402,7 @@ def message_at(kafka: Kafka, address: Address, topic_id: str, patience_s: float)
 def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
     """Return the record that made a key's row what a version committed, as far as replays prove it.
 
-    If several records of the batch reach the key (`Guilty.of_key`), the last one that changed the row is returned.
+    If several records of the batch reach the key (`Guilty.of_key`), the last record that changed the row is returned.
     `version` wrote the row, or removed it; `key` is one row of key columns, as `parse_key` returns it. Raises
     `NotFound` if a version is gone.
     """
@@ -419,7 +419,7 @@ def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guil
 
 @dataclass(frozen=True, slots=True)
 class _IsAsCommitted(OfAllTables):
-    """Predicate that is true of a cut if the key's row, or its absence, is what one version committed."""
+    """Predicate that selects the key in moments where the key's row, or its absence, is what a version committed."""
 
     stage: str
     key: pa.Table

@@ -1,4 +1,4 @@
-"""Replays one version of one stage with any subset of its records, without any effect on the app."""
+"""Replay of one version of one stage with any subset of its records, without any effect on the app."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StageReplay:
 
         Raises:
             NotFound: The previous version was collected, or the program has no such stage.
-            Refused: The version is not that of a batch; or the program is not the one that made it.
+            Refused: The version is not that of a batch, or another program made it.
         """
         if not after.traits.reads_records:
             raise Refused(f"{after.stage}@v{after.version} is {after.traits.noun}, which reads no records")
@@ -91,7 +91,7 @@ class StageReplay:
 
     @property
     def table(self) -> Table:
-        """Table of the stage at the previous version. The stage must have one."""
+        """The stage's own table, as declared at the previous version; must exist."""
         assert self.before.table is not None  # noqa: S101
         return self.before.table
 
@@ -101,11 +101,11 @@ class StageReplay:
         return {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
 
     def of_output(self, name: str) -> StageReplay:
-        """Return a copy for a channel, or for the table if empty. Records already read are kept."""
+        """Return a copy for a channel, or for the table if `name` is empty. Keeps records that were already read."""
         return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
 
     def based_on(self, version: Manifest) -> StageReplay:
-        """Return a copy that starts from another version, with the same columns."""
+        """Return a copy whose previous version is `version`, which must have the same columns."""
         return self._like(before=version)
 
     def _like(self, **changes: object) -> StageReplay:
@@ -120,12 +120,12 @@ class StageReplay:
 
     @property
     def records(self) -> dict[str, Records]:
-        """Processed records by the input's declared name, without rejected ones. Raises as `read_input` does."""
+        """Processed records by the input's declared name, without rejected ones. Raises the errors of `read_input`."""
         return self._records[0]
 
     @property
     def left_out(self) -> dict[str, Records]:
-        """Rejected records by the input's declared name. Raises as `read_input` does."""
+        """Rejected records by the input's declared name. Raises the errors of `read_input`."""
         return self._records[1]
 
     @cached_property
@@ -160,12 +160,15 @@ class StageReplay:
         return Address(records.topic, partition, offset, row if records.upstream else None)
 
     def sender(self, number: int) -> tuple[str, str, int]:
-        """Return a record's input, and the upstream stage and version that sent it; empty and 0 for a user's topic."""
+        """Return a record's input, and the upstream stage and version that sent the record.
+
+        Stage and version are empty and 0 for a record of a user's topic.
+        """
         name, records, at = self._find_record(number)
         return name, records.upstream, int(records.versions[at])
 
     def _find_record(self, number: int) -> tuple[str, Records, int]:
-        """Return the input of a record, its records, and the record's index there."""
+        """Return the input of a record, that input's records, and the record's index among them."""
         name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
@@ -220,7 +223,10 @@ class StageReplay:
         return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Return the rows to write, and the rows that the state emits: one table for all outputs, or one each."""
+        """Return the table rows to write, and the rows that the state emits.
+
+        The emitted rows are one table for all outputs, or one for each.
+        """
         step = self.step
         result = step.made(step.split_late(rows)[0], self.stored)
         if result.new.num_columns:
@@ -229,7 +235,7 @@ class StageReplay:
 
     @property
     def step(self) -> Step:
-        """Rules by which the batch was merged."""
+        """Rules by which the batch's rows were merged into the table."""
         bound, event_time = self.shape.bound, self.after.event_time
         assert bound is not None  # noqa: S101  a stage with a table has one
         lateness = None
@@ -244,7 +250,7 @@ class StageReplay:
 
     @property
     def due(self) -> Due | None:
-        """Rule for rows that fell due with the batch; None for a table whose rows never do."""
+        """Rule for rows that fell due with the batch; None if rows of the table never fall due."""
         by, after = self.shape.due_by, self.after.event_time
         return due_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
 
@@ -258,7 +264,7 @@ class StageReplay:
         return pa.concat_tables([side.no_rows(values=True), *tables])
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> Numbers:
-        """Return the `_hash` of each key whose row differs or exists on one side only, ascending.
+        """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.
 
         Rows are compared by `equality`, since a replay may sum floats in another order.
         """
@@ -290,7 +296,10 @@ class StageReplay:
         return None
 
     def late(self, rows: pa.Table) -> pa.Table:
-        """Return the late rows with the columns that the program declares for them; requires such an output."""
+        """Return the late rows with the columns that the program declares for them.
+
+        The program must declare an output for late rows.
+        """
         columns = self.shape.late
         return self.step.split_late(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
@@ -300,7 +309,7 @@ class StageReplay:
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
-        """Return the function's rows by record number, as `Rerun.table`. Raises Spark's errors."""
+        """Return the function's rows with record numbers, and a flag, as `Rerun.table` does. Raises Spark's errors."""
         with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
             records = [
                 records_of(self.program.spark, rows, numbers[name], Path(folder) / name)

@@ -1,7 +1,7 @@
-"""Evaluates one bad batch with other records, with none of them, or with another program.
+"""Evaluation of one bad batch with other records, with none of them, or with another program.
 
-The predicate is evaluated on a hypothetical moment: the one that ends with the commit, with the stage's tables as the
-replayed batch would have left them. All other tables are unchanged.
+The predicate is evaluated on a hypothetical moment: the moment that ends with the bad commit, with the stage's tables
+as the replayed batch would have left them. All other tables are unchanged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BadBatch:
     def of(
         cls, program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None = None
     ) -> Self:
-        """Open the batch that a stage's version of the bad moment committed. Raises as `StageReplay.of`."""
+        """Open the batch that committed a stage's version of the bad moment. Raises the errors of `StageReplay.of`."""
         batches = Batches(program)
         return cls(batches, predicate, bad, batches.of(bad.stages[stage]), changed)
 
@@ -71,15 +71,18 @@ class BadBatch:
         return whole(self.root.parts)
 
     def cut(self, chosen: Chosen, only: Numbers | None = None) -> Cut:
-        """Return the moment with only these records; `only` restricts the records of the batch itself."""
+        """Return the moment with only the `chosen` records; `only` restricts the records of the batch itself."""
         return self.cut_of(Choice(self.batches, chosen, self.root, only).manifest(self.root))
 
     def cut_of(self, manifest: Manifest) -> Cut:
-        """Return the moment with this version in place of the batch's own."""
+        """Return the moment with `manifest` in place of the batch's version."""
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
-        """Return True if the predicate judges a moment bad. Raises as `Predicate.rows`; `CannotProve` for a skip."""
+        """Return True if the predicate judges a moment bad.
+
+        Raises the errors of `Predicate.rows`, and `CannotProve` if the predicate skips the moment or asks a person.
+        """
         program = self.batches.program
         try:
             return bool(self.predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
@@ -89,12 +92,12 @@ class BadBatch:
             raise CannotProve("moments were judged by hand, and a replay cannot ask a person") from None
 
     def is_bad(self, chosen: Chosen, only: Numbers | None = None) -> bool:
-        """Return True if the moment is bad with only these records. Raises as replays do."""
+        """Return True if the moment is bad with only these records. Raises the errors of replays."""
         self.replays += 1
         return self.is_bad_at(self.cut(chosen, only))
 
     def with_none(self) -> NoRecord | None:
-        """Return what the batch did without any record, if the moment is bad with none; None if it is good."""
+        """Return what the batch did without any record; None if the moment is good without the records."""
         if not self.is_bad({}):
             return None
         return dataclasses.replace(no_record(self.root), keys=self.keys_between(self.before, self.cut({})))
@@ -105,7 +108,7 @@ class BadBatch:
         return self.cut_of(self.root.replay.before)
 
     def find(self, address: Address) -> Item:
-        """Return a source record of the bad batch by its address. Raises `NotFound`, and as replays do."""
+        """Return a source record of the bad batch by its address. Raises `NotFound`, and the errors of replays."""
         for part in self.source_records():
             if part.batch.replay.records[part.name].topic == address.topic:
                 matches = part.batch.column("_partition")[part.numbers] == address.partition
@@ -115,7 +118,10 @@ class BadBatch:
         raise NotFound("record of the bad batch", str(address))
 
     def source_records(self) -> Chosen:
-        """Return all source records of the bad batch, by replaying each batch between. Raises as replays do."""
+        """Return all source records of the bad batch, by replays of its upstream batches.
+
+        Raises the errors of replays.
+        """
         waiting, records = [*self.root.parts], dict[InputPart, Numbers]()
         while waiting:
             part = waiting.pop()
@@ -148,7 +154,7 @@ class BadBatch:
 
     @property
     def own_table(self) -> bool:
-        """True if the predicate reads the stage's own table, alone or with others."""
+        """True if the predicate reads the stage's own table, possibly with other tables."""
         return self.table == self.root.replay.after.stage
 
     @cached_property
@@ -167,11 +173,11 @@ class BadBatch:
 
     @cached_property
     def alone(self) -> Numbers | None:
-        """Records of the bad batch that are bad by themselves; None if not known without trying."""
+        """Records of the bad batch that are bad by themselves; None if only trials could tell."""
         return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
 
     def reach(self, part: InputPart, targets: Numbers | None) -> Numbers | None:
-        """Return the records of a part that lead to the `targets` in the bad batch; None if not known."""
+        """Return the records of a part that lead to the records `targets` of the bad batch; None if not known."""
         if targets is None:
             return None
         if part.batch is self.root:
@@ -194,7 +200,7 @@ def whole(parts: Iterable[InputPart]) -> dict[InputPart, Numbers]:
 
 
 def by_part(items: Iterable[Item]) -> dict[InputPart, Numbers]:
-    """Return records grouped by part."""
+    """Return the numbers of records by their part."""
     numbers_by_part: dict[InputPart, list[int]] = {}
     for part, number in items:
         numbers_by_part.setdefault(part, []).append(number)
@@ -202,7 +208,7 @@ def by_part(items: Iterable[Item]) -> dict[InputPart, Numbers]:
 
 
 def may_emit(batch: ReplayBatch) -> bool:
-    """Return True if a batch may have sent rows without a record, because rows fell due."""
+    """Return True if rows fell due in a batch, so that it may have sent rows that no record caused."""
     replay = batch.replay
     return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
@@ -227,7 +233,7 @@ def no_record(batch: ReplayBatch) -> NoRecord:
 
 
 def _expired(replay: StageReplay) -> pa.Table:
-    """Return the rows that expired by the batch's clock: key, and time of expiry."""
+    """Return the rows that the batch's clock made expire: key, and time of expiry."""
     program, table = replay.program, replay.table
     side = TableSide(program.store, program.cache, table, replay.before, replay.before.clock_ms)
     span = replay.before.clock_ms + 1, replay.clock_ms
@@ -254,7 +260,7 @@ def _fell_due(replay: StageReplay) -> pa.Table:
 
 
 def bad_beside(batch: ReplayBatch, predicate: Predicate) -> Numbers | None:
-    """Return the records whose rows in a side table are bad by themselves; None if not known."""
+    """Return the records that put rows into a side table that are bad by themselves; None if not known."""
     names = {table_name(batch.replay.after.stage, name): name for name in batch.side_rows}
     try:
         table, sql = row_local(predicate.sql, names)
@@ -281,7 +287,7 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
 
 
 def _rows_by_record(replay: StageReplay) -> pa.Table:
-    """Return the table's rows as each record alone would leave them, with the record's number as `ROW`."""
+    """Return the table rows that each record would leave if it were the only one; `ROW` has the record's number."""
     step, table = replay.step, replay.table
     bound = step.state_now
     key = [column.name for column in table.key]

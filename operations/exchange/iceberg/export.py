@@ -1,8 +1,9 @@
-"""Export of the tables of a cut as Iceberg tables: a plan for each table, a pin of the cut, a commit for each table.
+"""Export of a cut's tables as Iceberg tables: a plan for each table, a pin of the cut, a commit for each table.
 
-The order makes the export resumable: the cut is pinned before metadata points at its SSTs, and a pin is removed when no
-table names it any more. A table's metadata names the pin of each of its snapshots. An unchanged table gets no new
-snapshot; its newest snapshot gets the newer pin once its own is old, so that old versions can be collected.
+The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
+table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
+snapshot; instead, once its newest snapshot's pin is old, that snapshot gets the newer pin, so that old versions can be
+collected.
 """
 
 import zlib
@@ -37,9 +38,9 @@ from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWN, SWEEP_MS, Head, IcebergTable, Snapshotted
 
 KEEP_MS = HOUR_MS
-"""Time for which a replaced snapshot stays readable."""
+"""Time in milliseconds for which a replaced snapshot stays readable."""
 _TRIES = 20
-"""Maximum number of attempts to commit against concurrent writers."""
+"""Maximum number of attempts to commit while other processes write the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class WrittenTable:
     location: str
     """Address of the Iceberg table for readers."""
     version: int
-    """Version of the stage that the table shows."""
+    """Version of the stage whose rows the table shows."""
     rows: int
     """Number of visible rows."""
     files: int
@@ -58,20 +59,20 @@ class WrittenTable:
     bytes: int
     """Total size of the data files."""
     hidden: int
-    """Rows of the data files that position deletes remove."""
+    """Number of rows in data files that position deletes hide."""
     snapshot: int
     """Id of the Iceberg snapshot."""
     moved: bool
-    """True if the snapshot is new."""
+    """True if the table got a new snapshot."""
     written_bytes: int
     """Bytes written by this export."""
     copied: int
-    """Data files that are copies: SSTs from before a migration that Iceberg cannot express."""
+    """Number of data files that are copies of SSTs from before a migration that Iceberg cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Planned state of a table."""
+    """State of a table that the export is to commit."""
 
     table: IcebergTable
     manifest: Manifest
@@ -79,7 +80,7 @@ class _Plan:
     snapshot: Snapshotted
     """The planned snapshot; copies that are not written yet have no size."""
     copies: Mapping[str, tuple[Sst, Reading | None]]
-    """By address, the data files that are copies: the SST, and how to read its rows."""
+    """Data files that are copies, by address: the SST, and how to read its rows."""
     rows: int
     """Number of visible rows."""
     moved: bool
@@ -95,16 +96,16 @@ class _Plan:
 
 @dataclass
 class IcebergExport:
-    """Writes moments of an app as Iceberg tables under a root. Later calls reuse what was read."""
+    """Writes moments of an app as Iceberg tables under a root. Later calls reuse data that earlier calls read."""
 
     store: ObjectStore
     cache: SstCache
     target: ObjectStore
-    """The root, with a folder for each table, named after it."""
+    """Root of the tables; each table has a folder of its name there."""
     by: str
     """user@host, recorded in the pins."""
     keep_ms: int = KEEP_MS
-    """Time for which a replaced snapshot stays, for queries that still read it."""
+    """Time in milliseconds for which a replaced snapshot stays, for queries that still read it."""
     _tables: dict[str, IcebergTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -227,7 +228,7 @@ class IcebergExport:
         return {f"{OWN}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
     def _copy(self, plan: _Plan, at: str) -> DataFile:
-        """Write the rows of an SST with the current columns, in their order, with values that any reader accepts."""
+        """Write a copy of an SST with the current columns, in the same order, with values that any reader accepts."""
         (sst, reading), declared = plan.copies[at], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
@@ -246,7 +247,7 @@ class IcebergExport:
         return data_file(at, rows.num_rows, len(data))
 
     def _release(self, app: str, now_ms: int, own: str = "") -> None:
-        """Remove old pins that no table names. A new pin may still be needed by a running export.
+        """Remove old pins that no table names. Recent pins stay, since a running export may need them.
 
         Also removes `own`, the pin of a failed call, at any age.
         """
@@ -261,7 +262,7 @@ class IcebergExport:
                 remove(self.store, app, name)
 
     def pins(self, app: str) -> list[str]:
-        """List the names of the snapshots that pin SSTs for the tables under the root. One listing."""
+        """List the snapshots of an app that pin SSTs for tables under the root, by name. One listing."""
         start = keys.snapshots(app)
         names = (info.key.removeprefix(start).removesuffix(".json") for info in SNAPSHOTS.listed(self.store, app))
         return [name for name in names if name.startswith(self._prefix) and name[len(self._prefix) :].isdecimal()]
@@ -272,7 +273,7 @@ class IcebergExport:
 
 
 class _Pins:
-    """Pins of a root's tables during the export of a cut."""
+    """Pins in the app that keep the SSTs of exported tables, while one cut is exported."""
 
     def __init__(self, export: IcebergExport, cut: Cut, now_ms: int) -> None:
         self.now_ms = now_ms

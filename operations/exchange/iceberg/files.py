@@ -1,11 +1,11 @@
 """Iceberg's own files in an object store: their addresses, and pyiceberg's readers and writers over bytes in memory.
 
-pyiceberg encodes and decodes manifests and manifest lists in memory, and the store puts and gets the bytes: retries,
-credentials and tests are those of all other objects.
+pyiceberg encodes and decodes manifests and manifest lists in memory, and the store puts and gets the bytes, so these
+files have the retries, credentials and tests of all other objects.
 
 This module also maps a table's columns to an Iceberg schema, and decides which SSTs Iceberg readers read correctly by
-that schema. Iceberg and `sst.schema` both find a column by its field id, so most migrations need no copy: renamed
-and removed columns, columns added without a default, and types that Iceberg widens. An SST that lacks a column with a
+that schema. Iceberg and `sst.schema` both find a column by its field id, so most migrations need no copy: renamed and
+removed columns, columns added without a default, and types that Iceberg widens. An SST that lacks a column with a
 default, or has a decimal of another scale, is copied, because format v2 cannot express that.
 """
 
@@ -78,7 +78,10 @@ def _ids(kind: pa.DataType) -> Iterator[int]:
 
 
 def is_read_alike(reading: Reading | None) -> bool:
-    """Return True if Iceberg readers read such SSTs correctly; None stands for SSTs with the table's columns."""
+    """Return True if Iceberg readers read SSTs that need this `reading` correctly.
+
+    None is the reading of SSTs that have the table's columns.
+    """
     if reading is None:
         return True
     return all(_is_found(source) for name, source in reading.sources.items() if not is_internal(name))
@@ -91,7 +94,7 @@ def _is_found(source: ColumnSource) -> bool:
 
 
 def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if Iceberg reads values of `was` as `kind`, for types that our migrations widen."""
+    """Return True if Iceberg reads values of `was` as `kind`; our migrations must be able to widen `was` to `kind`."""
     types = pa.types
     if types.is_decimal(was):
         return bool(was.scale == kind.scale)
@@ -105,11 +108,11 @@ def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
 
 
 _CODEC: Literal["deflate"] = "deflate"
-"""Compression of Avro blocks that all Avro readers support."""
+"""Compression of Avro blocks, which all Avro readers support."""
 
 
 def address(root: str, key: str) -> str:
-    """Return the address of an object for Iceberg readers; `root` is its store's `url`."""
+    """Return the address of an object for Iceberg readers; `root` is the URL of the object's store."""
     return f"{'file://' if root.startswith('/') else ''}{root}/{key}"
 
 
@@ -150,7 +153,7 @@ class _Sink(BytesIO):
 
 
 class _Deletes(ManifestWriterV2):
-    """Writer of a manifest of delete files. pyiceberg can only read such manifests."""
+    """Writer of manifests of delete files, which pyiceberg lacks."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
@@ -196,7 +199,7 @@ def write_manifest(
     existing: Iterable[ManifestEntry],
     removed: Iterable[ManifestEntry],
 ) -> ManifestFile:
-    """Write a manifest of at least one file: added, existing and removed ones. Return its entry for the list."""
+    """Write a manifest of added, existing and removed files, at least one in all. Return its entry for the list."""
     kind = _Deletes if of_deletes else ManifestWriterV2
     with kind(UNPARTITIONED_PARTITION_SPEC, schema, to, snapshot_id, _CODEC) as writer:
         for file in added:
@@ -211,7 +214,7 @@ def write_manifest(
 def write_list(
     to: MemoryFile, snapshot_id: int, parent: int | None, sequence: int, manifests: list[ManifestFile]
 ) -> None:
-    """Write the list of a snapshot's manifests."""
+    """Write the manifest list of a snapshot."""
     with write_manifest_list(2, to, snapshot_id, parent, sequence, _CODEC) as writer:
         if manifests:
             writer.add_manifests(manifests)
@@ -223,7 +226,7 @@ def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
 
 
 class MemoryFiles:
-    """The part of pyiceberg's FileIO that reading needs, over one file in memory."""
+    """Part of pyiceberg's FileIO that is needed to read one file in memory."""
 
     def __init__(self, path: str, data: bytes) -> None:
         self._file = MemoryFile(path, data)
@@ -233,5 +236,5 @@ class MemoryFiles:
 
 
 def read_manifest(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:
-    """Return the files in a manifest, without removed ones."""
+    """Return the files in a manifest, except those marked as removed."""
     return manifest.fetch_manifest_entry(MemoryFiles(manifest.manifest_path, data))  # type: ignore[arg-type]

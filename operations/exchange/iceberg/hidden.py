@@ -1,8 +1,8 @@
-"""Positions of rows that a version hides in each SST, and the files of position deletes that state them.
+"""Positions of rows that a version hides in each SST, and the files of position deletes that list them.
 
-A delete file lists hidden rows of any number of data files. Delete files add up, so an increment writes only new
-positions. To bound the number of files, a new file absorbs those that are not larger: as with the runs of an LSM tree,
-each position is rewritten O(log n) times.
+A delete file lists hidden rows of any number of data files. Readers apply all delete files together, so an increment
+writes only new positions. To bound the number of files, a new file absorbs those that are not larger: as with the runs
+of an LSM tree, each position is rewritten O(log n) times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from ....store.versions.manifest import Manifest, Sst
 Positions = npt.NDArray[np.int64]
 """Ascending, distinct row positions in one file."""
 Deletes = Mapping[str, Positions]
-"""Hidden rows by the data file's address."""
+"""Hidden rows, by the address of their data file."""
 
 PATH_ID, POS_ID = 2147483546, 2147483545
 _SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ _NONE = np.empty(0, np.int64)
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
     """Return the hidden rows of each SST that shows at least one row at `clock_ms`.
 
-    Hidden rows are shadowed by a newer SST, tombstones, or expired.
+    A row is hidden if it is shadowed by a newer SST, is a tombstone, or has expired.
     """
     assert manifest.table is not None  # noqa: S101  callers pass versions with a table
     hidden = hidden_rows(store, cache, manifest.ssts, manifest.table)
@@ -88,7 +88,7 @@ class DeletePlan:
     """Plan for a table's delete files."""
 
     remaining: tuple[str, ...]
-    """Addresses of the delete files that stay."""
+    """Addresses of the delete files that the snapshot keeps."""
     added: Deletes
     """Contents of a new delete file; empty for none."""
 
@@ -164,5 +164,5 @@ def decode(data: bytes) -> dict[str, Positions]:
 
 
 def bounds(deletes: Deletes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the lower and upper bounds of the paths in a delete file, by field id; readers skip files by them."""
+    """Return the lower and upper bounds of the paths in a delete file, by field id; readers use them to skip files."""
     return {PATH_ID: min(deletes).encode()}, {PATH_ID: max(deletes).encode()}

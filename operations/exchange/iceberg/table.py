@@ -1,11 +1,11 @@
-"""One Iceberg table in a folder of an object store: its newest metadata, the files of its snapshots, its commit.
+"""Iceberg table in a folder of an object store: its newest metadata, the files of its snapshots, its commit.
 
 The layout is that of Iceberg's Hadoop catalog: `metadata/v<n>.metadata.json` is the table's metadata, and
 `metadata/version-hint.text` has the newest number. A metadata file is created only if its number is unused, so one of
-two writers wins and the other plans again. A snapshot is invisible until its metadata file exists.
+two writers succeeds and the other plans again. A snapshot is invisible until its metadata file exists.
 
-Files that no snapshot names are deleted an hour after they were written, by the storage's clock: younger
-files may belong to a running commit.
+Files that no snapshot names are deleted an hour after they were written, by the storage's clock: younger files may
+belong to a running commit.
 """
 
 import re
@@ -47,7 +47,7 @@ OWN = "slackwater."
 PIN = f"{OWN}pin."
 """Prefix of the property that names the pin of a snapshot; the snapshot's id follows."""
 SWEEP_MS = HOUR_MS
-"""Minimum age at which unnamed files are deleted."""
+"""Minimum age in milliseconds at which files that no snapshot names are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Head:
 
     @property
     def pins(self) -> dict[int, str]:
-        """Name of the pin by snapshot id."""
+        """Names of pins, by the id of the snapshot that each keeps."""
         named = self.metadata.properties.items()
         return {int(name.removeprefix(PIN)): pin for name, pin in named if name.startswith(PIN)}
 
@@ -99,7 +99,7 @@ class Snapshotted:
     """All data files by address."""
     deletes: DeletePlan
     summary: Mapping[str, str]
-    """Summary properties besides the counters."""
+    """Summary properties of the snapshot except counters."""
 
 
 class IcebergTable:
@@ -173,7 +173,7 @@ class IcebergTable:
         return [DeleteFile(path, rows[path], self._deletes[path]) for path in live.deletes]  # type: ignore[arg-type]
 
     def add(self, kind: str, name: str, data: bytes) -> str:
-        """Put a file into a folder of the table, replacing one of the same name. Return its address."""
+        """Put a file into a folder of the table, replacing any file of that name. Return its address."""
         key = f"{self.name}/{kind}/{name}"
         self._store.put(key, data)
         self.bytes_written += len(data)
@@ -191,8 +191,8 @@ class IcebergTable:
     ) -> Head | None:
         """Commit the next metadata; return it, or None after a concurrent commit.
 
-        `snapshot` is a new snapshot, or None to keep the newest one; `pin` keeps its files. Snapshots that were
-        replaced more than `keep_ms` before `now_ms` are removed.
+        `snapshot` is a new snapshot, or None to keep the newest one; `pin` is the pin that keeps its files. Snapshots
+        that were replaced more than `keep_ms` before `now_ms` are removed.
         """
         base = head.metadata if head is not None else self._first(snapshot, properties)
         updates: list[TableUpdate] = [SetPropertiesUpdate(updates=dict(properties))]
@@ -313,7 +313,8 @@ class IcebergTable:
     def tell(self, head: Head) -> None:
         """Update the hint that names the newest metadata. Readers of an outdated hint see an older, complete table.
 
-        One read, and a put if the hint has another number: the process that committed may have died before its own put.
+        One read, and a put if the hint has another number, because the process that committed may have died before its
+        put.
         """
         number = str(head.number).encode()
         try:
@@ -324,7 +325,7 @@ class IcebergTable:
             self.add("metadata", _HINT, number)
 
     def sweep(self, head: Head) -> int:
-        """Delete old files that no snapshot names, and old metadata. Return their number. One listing."""
+        """Delete old files that no snapshot names, and old metadata. Return how many were deleted. One listing."""
         listed = list(self._store.list(f"{self.name}/"))
         now_ms = max((info.modified_ms for info in listed), default=0)
         old = [info.key for info in listed if info.modified_ms <= now_ms - SWEEP_MS]
@@ -354,7 +355,7 @@ class IcebergTable:
 
 
 def _schema_of(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:
-    """Return the id of a schema in a table, and the updates that add and select the schema."""
+    """Return the id of a schema in a table, and the updates that add the schema and make it current."""
     if is_new:
         return schema.schema_id, ()
     same_ids = [stored.schema_id for stored in base.schemas if stored.columns == schema.columns]

@@ -1,4 +1,4 @@
-"""Preparation of an adoption: reads the checkpoint, the program and Kafka, and checks that they fit."""
+"""Preparation of an adoption: reads the checkpoint, the program and Kafka, and checks that these fit together."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class AdoptionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """A prepared adoption, or one that is already complete."""
+    """Adoption that is prepared, or already complete."""
 
     plan: AdoptionPlan | None
     adoption: Adoption | None
@@ -152,7 +152,7 @@ def opened(
 def _with_history(
     checkpoint: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache
 ) -> ReadableCheckpoint:
-    """Return the checkpoint, extended by the history of an attached app."""
+    """Return the checkpoint, preceded by the history of an attached app."""
     if not attached:
         return checkpoint
     name, _, stage = attached.partition("/")
@@ -166,7 +166,7 @@ def _with_history(
 
 
 def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
-    """Return the batches that become versions. Raises `Refused` if the last one cannot be read."""
+    """Return the batches that become versions. Raises `Refused` if batch `last` cannot be read."""
     committed, available = checkpoint.committed(), checkpoint.available(last)
     if not committed:
         raise Refused(f"the query of {checkpoint.where} has not committed a batch yet")
@@ -189,7 +189,7 @@ def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
 
 
 def offsets_of(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
-    """Return the stage's first offsets as command-line options. Raises `Refused` if those of a topic are unknown."""
+    """Return the stage's first offsets as command-line options. Raises `Refused` if a topic's offsets are unknown."""
     if channels := [name for name, source in stage.inputs.items() if not isinstance(source, Topic)]:
         raise Refused(
             f"stage {stage.name!r} reads {channels[0]!r} of another stage, but an adopted query can only read topics",

@@ -1,8 +1,8 @@
 """Conversion of a query's checkpoint to a stage: a version with all rows of the oldest batch, then one for each batch.
 
-A note (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified against
-Spark's; then the app gets its identity and the note is deleted. A repeated call resumes after the last version. If the
-adoption fails, all of it is deleted.
+An object (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified
+against Spark's; then the app gets its identity and the mark is deleted. A repeated call resumes after the last version.
+If the adoption fails, everything that it wrote is deleted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class AdoptedRows(Protocol):
 
     @property
     def states(self) -> Sequence[ReadableTable]:
-        """The query's tables that are mapped."""
+        """Tables of the query that are mapped."""
 
     @property
     def columns(self) -> Sequence[MappedColumn]:
-        """Sources of each column, for reports."""
+        """Columns and their sources, for reports."""
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
         """Return all rows of the table, given the rows of `states` at the end of a batch.
@@ -57,7 +57,7 @@ class AdoptedRows(Protocol):
         """
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
-        """Set the state before the first call of `changes`: the rows of `states` at the end of a batch."""
+        """Set the state before the first call of `changes` to the rows of `states` at the end of a batch."""
 
     def changes(self, states: Sequence[pa.Table], /) -> pa.Table:
         """Return a batch's changes with `DELETED`, given the changes of `states`. Batches come in order."""
@@ -83,7 +83,7 @@ class Adopted:
     """Last version that was adopted."""
     last_batch: int
     checksum: Checksum | None
-    """Checksum of the stored rows, equal to that of Spark's rows; None if an earlier call verified it."""
+    """Checksum of the stored rows, equal to that of Spark's rows; None if an earlier call verified the rows."""
     offsets: Mapping[str, tuple[int, ...]]
     """First offsets that the stage reads, by topic."""
 
@@ -108,21 +108,21 @@ class Adoption:
     """The batches to adopt, from the oldest whose whole state is available to the last."""
     rules: TimeRules
     info: AppInfo
-    """The app's identity, stored or new."""
+    """Identity of the app, stored or new."""
     channels: Callable[[], Mapping[str, Output]] = dict
-    """Creates missing channels that the stage writes, and returns their ends."""
+    """Function that creates missing channels that the stage writes, and returns their ends."""
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets by topic that all versions have, for topics that are missing in the query's offsets."""
+    """Offsets by topic, the same in all versions, for topics that are missing in the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _rows: AdoptedRows | None = field(default=None, init=False)
-    """The mapping in the state of the newest version."""
+    """Mapping of rows, in its state after the newest version."""
 
     def run(self) -> Adopted:
         """Create all versions, verify the last one, and complete the app.
 
         Raises `Refused` if the stage has other versions, a runner of the app is alive, a value does not fit the table,
-        or the stored rows differ from Spark's; `Gone` if the query removes files meanwhile. All versions are deleted
-        then.
+        or the stored rows differ from Spark's; `Gone` if the query removes files meanwhile. After either error, all
+        versions are deleted.
         """
         done = adopted_before(self.store, self.info.name, self.first.stage, self.checkpoint.query)
         if done is not None:
@@ -152,7 +152,7 @@ class Adoption:
         return _adopted(head, checksum)
 
     def _begin(self) -> None:
-        """Write the note that marks the app as incomplete."""
+        """Put the object that marks the app as incomplete."""
         store, app = self.store, self.info.name
         if (note := apps.find_cloning(store, app)) is not None:
             self.info = note.info
@@ -229,7 +229,7 @@ class Adoption:
         return manifest
 
     def _run_merges(self, head: Manifest) -> Manifest:
-        """Run all due merges and return the newest version. A merge gets the time right after its batch."""
+        """Run all merges that are due, and return the newest version. A merge gets the time right after its batch."""
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
@@ -238,7 +238,7 @@ class Adoption:
         return newest(self.store, self.info.name, self.first.stage, head) or head
 
     def _verify(self, head: Manifest) -> Checksum:
-        """Compare the last version's rows with Spark's. Return their checksum. Raises `Refused` if they differ."""
+        """Compare the last version's rows with Spark's. Return the checksum. Raises `Refused` if the rows differ."""
         rows, table = self.rows(), self.first.table
         assert table is not None  # noqa: S101
         stored = of_version(self.store, self.cache, head)
@@ -268,7 +268,10 @@ class Adoption:
         return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
-        """Return the times of a batch. As in Spark, rows become due by the watermark of the previous batch."""
+        """Return the event times that a batch's version records.
+
+        As in Spark, rows fall due by the watermark of the previous batch.
+        """
         due_by = self.rules.due_by
         if due_by is None and not self.rules.timed:
             return None
@@ -290,12 +293,12 @@ class Adoption:
         return head.adopted.next_batch
 
     def _undo(self) -> None:
-        """Delete all that a failed call wrote."""
+        """Delete everything that a failed call wrote."""
         self._undo_versions()
         self.store.delete(keys.cloning(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage's versions, newest first, so that the remaining ones have no gaps."""
+        """Delete the stage's versions, newest first, so that the versions left after a crash have no gaps."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))
@@ -345,7 +348,7 @@ def _identity(draft: Manifest) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Checksum of rows with all columns of a table, internal ones included."""
+    """Checksum of rows over all columns of a table, including internal ones."""
 
     rows: int = 0
     sum: int = 0

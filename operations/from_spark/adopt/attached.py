@@ -1,4 +1,4 @@
-"""History of an attached app, followed by that of a checkpoint: batches that the query has removed, and those it has.
+"""History of an attached app, continued by that of a checkpoint, which lacks batches that the query has removed.
 
 An attached app has a version for each batch that it followed. Its history begins after its last gap.
 """
@@ -36,9 +36,9 @@ class AttachedHistory:
     stage: str
     checkpoint: ReadableCheckpoint
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
-    """Versions by batch, from the newest back to the last one that has several batches."""
+    """Versions by last batch, from the newest back to the first found that has several batches."""
     _names: dict[str, str] = field(default_factory=dict, init=False)
-    """Names of the side tables by the names of the query's tables."""
+    """Name of each side table, by the name of the query's table."""
 
     def __post_init__(self) -> None:
         head = history.head(self.store, self.app, self.stage)
@@ -78,7 +78,7 @@ class AttachedHistory:
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the app's batches, extended by the checkpoint's if there is no gap between them."""
+        """Return the app's batches, extended by the checkpoint's if no batch is missing in between."""
         own, in_checkpoint = sorted(self._versions), self.checkpoint.available(up_to)
         last = up_to if up_to is not None else max(self.committed(), default=-1)
         if not own or own[0] > last:

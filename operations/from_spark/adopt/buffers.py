@@ -1,8 +1,7 @@
-"""Mapping of a query's columns, and of Spark's aggregation buffers, to the columns of a table.
+"""Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
 
-Columns are mapped by name or by position. A buffer has the fields of each aggregate in the order of `agg(...)`, and
-names repeat. `sum, count` may be a sum and a count, or an average; only the declaration can tell, so its aggregates are
-matched in order.
+A buffer has the fields of each aggregate in the order of `agg(...)`, and names repeat. The fields `sum, count` may be a
+sum and a count, or an average; only the declaration can tell, so its aggregates are matched in order.
 """
 
 import re
@@ -33,15 +32,15 @@ class MappedColumn:
 
     column: str
     of: tuple[str, ...]
-    """Columns of the query's state."""
+    """Columns of the query's state from which the column is made."""
     make: Callable[[pa.Table], Array]
-    """Computes the column from rows with the source columns."""
+    """Function that computes the column from rows with the source columns."""
     how: str = ""
     """Description of the computation; empty if the source is copied."""
 
 
 def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
-    """Return the changes of a batch with `DELETED`: the rows `put`, and the keys `deleted` with null values."""
+    """Return the changes of a batch with the column `DELETED`: rows `put`, and keys `deleted` with null values."""
     null_values = [pa.nulls(deleted.num_rows, value.type) for value in arrow_schema(table.values)]
     deleted_rows = pa.table([*deleted.columns, *null_values], schema=put.schema)
     flags = pa.array([False] * put.num_rows + [True] * deleted_rows.num_rows, pa.bool_())
@@ -50,7 +49,7 @@ def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
 
 @dataclass(slots=True)
 class ColumnSearch:
-    """Columns that are mapped so far, and problems of the others."""
+    """Columns that are mapped so far, and problems of columns that cannot be mapped."""
 
     columns: list[MappedColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -69,7 +68,7 @@ class ColumnSearch:
 
 
 def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: ColumnSearch, label: str) -> None:
-    """Map columns to columns of the same name; if as many are left over on both sides, by position."""
+    """Map columns to columns of the same name, then the rest by position if both sides have equally many left."""
     unmatched = {state_field.name.casefold(): state_field for state_field in state}
     sources = {
         declared.name: unmatched.pop(declared.name.casefold())
@@ -109,17 +108,17 @@ def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
 _Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MappedColumn]]
-"""Maps fields of a buffer to columns; gets the aggregate's column, the table's types, and the field names."""
+"""Function that maps fields of a buffer to columns; gets the aggregate's column, the table's types, and the fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Spark's buffer of an aggregate: its fields in order, and the columns made of them."""
+    """Fields of an aggregate in Spark's buffer, in order, and the function that makes columns of them."""
 
     fields: tuple[str, ...]
     make: _Make
     of: str = ""
-    """Spark's name of the aggregate, if it differs from ours."""
+    """Spark's name of the aggregate, if slackwater has another name for it."""
 
 
 def _same(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -128,7 +127,10 @@ def _same(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -
 
 
 def _least_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
-    """Map a minimum. In Spark, NaN is the largest number, so a minimum of NaN means no other value: null here."""
+    """Map a minimum, with NaN as null.
+
+    In Spark, NaN is the largest number, so a minimum of NaN means that there was no other value.
+    """
     (value,) = fields
     if not pa.types.is_floating(types[name]):
         return _same(name, types, fields)
@@ -208,7 +210,7 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
 
 
 def _by_arrival(*, first: bool) -> _Make:
-    """Return the mapping of Spark's first or last value by arrival, whose ordering value is unknown."""
+    """Return the mapping of Spark's first or last value, which has no ordering value: it is chosen by arrival."""
 
     def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
         value, is_set = fields
@@ -306,9 +308,10 @@ def aggregates(
 
 
 def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
-    """Guess the aggregates of a buffer: function, first field and its type, for each; and the fields of unknown ones.
+    """Guess the aggregates of a buffer: for each, its function, and the name and type of its first field.
 
-    An ambiguous buffer becomes the longest match: `sum, count` is a mean.
+    The second result has the fields of unknown aggregates. An ambiguous buffer becomes the longest match: `sum, count`
+    is a mean.
     """
     fields, declarations, unknown, at = list(state), [], [], 0
     all_buffers = sorted(

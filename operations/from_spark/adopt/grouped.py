@@ -1,7 +1,7 @@
 """Mapping of several rows of a query to one row of a table: sessions, waiting rows of joins, variables of a key.
 
-A change of the query has one of these rows, but the table needs the complete row. So the query's rows are kept in a
-database, on disk if they exceed the memory limit, and the rows of changed keys are computed again for each batch.
+A change in the query concerns one of these rows, but the table needs the complete row. So the query's rows are kept in
+a database, on disk if they exceed the memory limit, and the rows of changed keys are computed again for each batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,25 +30,25 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Contribution of one of the query's tables to the row of a key."""
+    """Part of a key's row that comes from one of the query's tables."""
 
     state: ReadableTable
     columns: tuple[MappedColumn, ...]
-    """Columns of the database's table: the key, the columns in `ids`, and the values that are kept."""
+    """Columns of the database's table: the key, the columns in `ids`, and the values."""
     ids: tuple[str, ...]
     """Columns that distinguish the rows of a key."""
     per_key: tuple[tuple[str, str], ...]
-    """Columns that are aggregated over the rows of a key, and their DuckDB expressions."""
+    """Names and DuckDB expressions of aggregates over the rows of a key."""
 
     def flat(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Return the database's columns of these names for rows of the state."""
+        """Convert rows of the state to the named columns of the database's table."""
         makers = {column.column: column for column in self.columns}
         return pa.table([_chunked(makers[name].make(state)) for name in columns], names=list(columns))
 
 
 @dataclass(slots=True)
 class Grouped:
-    """Implementation of `adoption.AdoptedRows` for rows that combine all rows of a key.
+    """Implementation of `adoption.AdoptedRows` for a table whose row combines all of the query's rows of a key.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -67,7 +67,7 @@ class Grouped:
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
-        """The query's tables that are mapped."""
+        """Tables of the query that are mapped."""
         return tuple(part.state for part in self.parts)
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
@@ -95,7 +95,7 @@ class Grouped:
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """Return a batch's changes with `DELETED`."""
+        """Return a batch's changes with the column `DELETED`."""
         con = self._con
         assert con is not None  # noqa: S101  `recall` was called
         keys = _listed(self.key)
@@ -155,7 +155,7 @@ def struct(fields: Sequence[str]) -> str:
 
 
 def listed(fields: Sequence[str], order: Sequence[str]) -> str:
-    """Return the DuckDB expression for the list of structs of a key's rows, ordered by the columns `order`."""
+    """Return the DuckDB expression for the list of a key's rows as structs, ordered by the columns `order`."""
     return f"list({struct(fields)} ORDER BY {_listed(order)})"
 
 
@@ -174,7 +174,7 @@ _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 def sessions(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """Map sessions to a list for each key. Spark has a row for each session, whose key includes the session's start."""
+    """Map sessions to a list for each key. In Spark, each session is a row, whose key includes its start."""
     (state,) = states
     assert isinstance(kind, Sessions)  # noqa: S101  selected by its tag
     lists = {
@@ -221,7 +221,7 @@ def sessions(
 def joined(
     kind: Kind, states: Sequence[ReadableTable], table: Table, bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """Map the waiting rows of both sides of a join to lists: Spark numbers the rows of a key."""
+    """Map the waiting rows of both sides of a join to lists. In Spark, the rows of a key are numbered."""
     assert isinstance(kind, Join)  # noqa: S101  selected by its tag
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {state.kind for state in states} != {"join"}:
         search.problems.append(

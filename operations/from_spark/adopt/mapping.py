@@ -25,7 +25,7 @@ from .variables import processed
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
 _ONE_ROW = ("total", "limit")
-"""Kinds of operators without a key."""
+"""Kinds of operators whose table has one row and no key."""
 _EXPIRES = "expires_at"
 """Column of dropDuplicatesWithinWatermark with the expiry of a key."""
 
@@ -40,7 +40,7 @@ class RowByRow:
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
-        """The query's table that is mapped."""
+        """Table of the query that is mapped."""
         return (self.state,)
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
@@ -52,7 +52,7 @@ class RowByRow:
         """Do nothing: changes do not depend on the previous state."""
 
     def changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """Return a batch's changes with `DELETED`."""
+        """Return a batch's changes with the column `DELETED`."""
         (state,) = states
         deleted = state[DELETED]
         if not pc.any(deleted).as_py():
@@ -62,7 +62,7 @@ class RowByRow:
         return with_deleted(put, keys, self.table)
 
     def rows(self, state: pa.Table) -> pa.Table:
-        """Return rows with the table's columns. Raises `Refused` for a value that does not fit."""
+        """Convert rows to the table's columns. Raises `Refused` for a value that does not fit."""
         return self._rows(state, self.table.columns)
 
     def _rows(self, state: pa.Table, columns: Sequence[Column]) -> pa.Table:
@@ -76,7 +76,7 @@ def mapping_of(
 ) -> RowByRow | Grouped:
     """Return the mapping of a query's tables to a stage's table.
 
-    `label` names the stage in errors; `bound` is its state. Raises `Refused` with the problems of each column.
+    `label` names the stage in errors; `bound` is the stage's state. Raises `Refused` with the problems of each column.
     """
     kind, search = kind_of(table.state), ColumnSearch()
     if (combine := _SEVERAL.get(kind.tag)) is not None:
@@ -135,7 +135,7 @@ def _update(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch
 
 
 def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    """Map the state of dropDuplicates: that a key was seen, and until when."""
+    """Map the state of dropDuplicates, which has only that a key was seen and, with a watermark, when that expires."""
     for column in _visible(table):
         kind = arrow_schema((column,)).field(0).type
         if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
@@ -152,7 +152,7 @@ def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    """Map the fields of a function's state. With a timeout, they are followed by an existence flag and the timeout."""
+    """Map the fields of a function's state; with a timeout, an existence flag and the timeout follow them."""
     assert isinstance(kind, PandasState)  # noqa: S101  selected by its tag
     timed = kind.timeout != "NoTimeout"
     if timed and not times_out(state.values):

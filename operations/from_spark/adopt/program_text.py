@@ -22,9 +22,9 @@ class _Declared:
     key: Sequence[str]
     state: str
     columns: Sequence[tuple[str, str]]
-    """Columns of the rows that its function returns, with Spark's types."""
+    """Columns, with Spark types, of the rows that the stage's function returns."""
     right: Sequence[tuple[str, str]] = ()
-    """Columns of a join's second input."""
+    """Columns of the second input of a join."""
     functions: str = ""
     """Source of the functions that the state uses."""
     watermark: str = ""
@@ -39,7 +39,7 @@ class _Declared:
 def program_text(
     tables: Sequence[ReadableTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
 ) -> str:
-    """Return the text of a Python file. Raises `Refused` for state that no declaration can adopt."""
+    """Return the text of a Python file that declares the stage. Raises `Refused` for state that cannot be adopted."""
     first = tables[0]
     if len(tables) > 1 and first.kind not in ("join", "transform"):
         kinds = ", ".join(f"{state_table.name or first.kind} ({state_table.kind})" for state_table in tables)
@@ -99,7 +99,7 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
 
 
 def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column whose sum has the type `kind`: a sum of decimals is ten digits wider."""
+    """Return the type of a column whose sum has the type `kind`: a decimal's sum has ten digits more."""
     if function in ("sum", "mean") and pa.types.is_decimal(kind):
         return pa.decimal128(max(1, kind.precision - 10, kind.scale), kind.scale)
     return kind
@@ -197,7 +197,7 @@ def _update(tables: Sequence[ReadableTable]) -> _Declared:
 
 
 def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
-    """Return the key's names, its input columns, its computed columns, and the column with a watermark."""
+    """Return the names of the key, the input columns that it needs, its computed columns, and the watermark column."""
     if table.kind in ("total", "limit"):
         return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
     window = window_of(table.key)

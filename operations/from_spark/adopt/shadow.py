@@ -1,7 +1,7 @@
 """Shadow run of a stage beside the live query that it is to replace: the program replays each of the query's batches.
 
 The query's batches become versions in a temporary local store, as in an adoption. Each batch is replayed over the
-version before it, with the same offsets, and compared. So a reported difference is from its batch and not from an
+version before it, with the same offsets, and compared. So a reported difference comes from that batch and not from an
 earlier one.
 """
 
@@ -43,12 +43,12 @@ class ShadowBatch:
     keys: int
     """Number of keys that the query's batch changed."""
     different: KeyChanges | None
-    """Keys whose rows differ: the query's in `before`, the stage's in `after`. None if all are equal."""
+    """Keys whose rows differ: `before` has the query's rows, `after` the stage's. None if all are equal."""
 
 
 @dataclass(slots=True)
 class Shadow:
-    """Follows the query. All methods raise the errors of an adoption and of a replay."""
+    """Follower of a query that compares its batches. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
@@ -56,7 +56,7 @@ class Shadow:
     equal: int = field(default=0, init=False)
     """Number of equal batches since the last difference."""
     equal_ms: int = field(default=0, init=False)
-    """Time covered by the equal batches, from the commit before the first to that of the last."""
+    """Time in milliseconds that the equal batches cover: from the commit before the first to that of the last."""
     _head: Manifest | None = field(default=None, init=False)
     _last_ms: int = field(default=0, init=False)
 
@@ -92,7 +92,7 @@ class Shadow:
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
-    """Drop differences in windows that the query has evicted because of the watermark; stages keep their rows."""
+    """Remove differences in windows that the query has evicted by the watermark, while the stage keeps their rows."""
     window = window_of(arrow_schema(version.table.key)) if version.table is not None else None
     times = version.event_time
     if window is None or times is None or times.watermark_ms is None:
@@ -104,7 +104,7 @@ def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
 
 @contextmanager
 def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Shadow]:
-    """Compare the batches after the last one of `adopting`. The app's store is not changed."""
+    """Open a comparison of the batches after the last one of `adopting`. The app's store is not changed."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
         raise Refused("the query was already adopted as this stage: --shadow compares before that")

@@ -17,14 +17,14 @@ from .buffers import Array, ColumnSearch, MappedColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
-"""Field with the expiry of a list element, beside its value."""
+"""Field beside a list element's value, with the element's expiry."""
 _AT = "_at"
 
 
 def processed(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """Map the state variables and timers of a class: Spark has a table for each."""
+    """Map the state variables and timers of a class. In Spark, each has its own table."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind
@@ -127,7 +127,7 @@ def _in_ms(column: str, source: str) -> MappedColumn:
 
 
 def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list[MappedColumn], pa.Schema]:
-    """Map the table's key; return it and the remaining key fields: the key of a map, or a timer's time."""
+    """Map the table's key; return it, and the other key fields, such as the key of a map or a timer's time."""
     count = len(table.key)
     columns, own = list(state.key), ColumnSearch()
     by_name_or_place(table.key, pa.schema(columns[:count]), own, "key column")
@@ -136,7 +136,7 @@ def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list
 
 
 def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search: ColumnSearch) -> list[MappedColumn]:
-    """Map the fields of a struct to columns that are named by the field's position."""
+    """Map the fields of a struct to columns named by the fields' positions."""
     own = ColumnSearch()
     by_name_or_place([Column(part.name, from_arrow(part.type)) for part in kind], state, own, f"field of {label}")
     search.problems += own.problems
@@ -163,6 +163,6 @@ def _expirations(column: Array) -> pa.Array:
 
 
 def _lists(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists with the lengths of `lists` and other elements."""
+    """Return lists of `elements`, with the lengths of `lists`."""
     ends = pc.cumulative_sum(pc.list_value_length(lists)).cast(pa.int32())
     return pa.ListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int32()), ends]), elements)

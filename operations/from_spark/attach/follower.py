@@ -1,4 +1,4 @@
-"""Process that follows a query until it is stopped: reading rounds, with heartbeats and merges in the background."""
+"""Process that follows a query until stopped: it reads in rounds, with heartbeats and merges in the background."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ OnLanded = Callable[[Landed], None]
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one query with a `Tail`, which keeps the stage's claim meanwhile."""
+    """Follows one query with a `Tail`, which holds the claim of the stage during that time."""
 
     tail: Tail
     store: ObjectStore
@@ -43,7 +43,10 @@ class Follower:
         )
 
     def catch_up(self) -> int:
-        """Read all new batches and run due merges. Return the number of new versions. Raises the errors of `Tail`."""
+        """Read all new batches and run all merges that are due. Return the number of new versions.
+
+        Raises the errors of `Tail`.
+        """
         count = 0
         self.tail.claim()
         with in_background(f"attach-{self.tail.stage}", self._beat):

@@ -1,8 +1,7 @@
-"""Tables of a query's state as tables of a stage, and SSTs with the rows that a batch changed in them.
+"""SSTs with the rows of a batch: its changed rows, or the differences between a whole state and the stored rows.
 
-The first table is the stage's own, the others are side tables. SSTs have a batch's changed rows, or the differences
-between a whole state and the stored rows. Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole
-state, on disk if it is large, and the state is compared with the stored rows one hash range at a time.
+Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
+is compared with the stored rows one hash range at a time.
 """
 
 import re
@@ -38,14 +37,14 @@ _LONGEST = 63
 
 
 def name_from(text: str, otherwise: str) -> str:
-    """Return a valid stage or table name that resembles any text; `otherwise` if nothing remains."""
+    """Convert any text to a similar name that is valid for a stage or table; `otherwise` if nothing valid remains."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
 
 
 def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
     """Return the query's tables by side-table name; the stage's own table has the empty name.
 
-    Raises `Refused` for columns that no table can have.
+    Raises `Refused` for columns that stages' tables cannot have.
     """
     tables_by_name: dict[str, Table] = {}
     for number, table in enumerate(tables):
@@ -68,9 +67,9 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables, in their stored form if they are stored.
+    """Return the query's current tables; tables that are stored already are returned as stored.
 
-    Raises `Refused` if a stored table is gone or has other columns now.
+    Raises `Refused` if a stored table is missing now, or has other columns.
     """
     result = {}
     for name, table in current.items():
@@ -101,7 +100,7 @@ def tables_in(manifest: Manifest) -> dict[str, Table]:
 
 
 def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
-    """Return the version with these tables declared; their SSTs stay."""
+    """Return the version with these tables declared; the tables' SSTs do not change."""
     sides = {
         name: replace(manifest.side_tables.get(name) or SideTable(table), table=table)
         for name, table in tables.items()
@@ -111,7 +110,7 @@ def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
 
 
 def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Return the rows with exactly these columns and their types. Raises `Refused` for a value of another type."""
+    """Return the rows cast to exactly these columns. Raises `Refused` for a value of another type."""
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     try:
@@ -124,24 +123,25 @@ def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Ta
 
 
 _AT_ONCE = 2
-"""Number of SSTs that are written concurrently."""
+"""Maximum number of SSTs that are written concurrently."""
 
 
 @dataclass(slots=True)
 class RowWriter:
-    """Puts SSTs for the next version of a stage. No version names them yet."""
+    """Puts SSTs for a stage's next version, before any version names them."""
 
     store: ObjectStore
     cache: SstCache
     app: str
     stage: str
     clock_ms: int = 0
-    """Start of a time to live that counts from when a row is written."""
+    """Clock for rows whose time to live starts when they are written."""
 
     def changed(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
         """Write a batch's changes (key, values, `DELETED`): one SST for each state partition with changes.
 
-        Rows that have only the elements appended to a list (`APPENDED`) are completed from `ssts`, the table's SSTs.
+        A row with `APPENDED` has only the elements appended to a list; its list is completed from `ssts`, the table's
+        SSTs.
         """
         if not rows.num_rows:
             return ()
@@ -157,7 +157,7 @@ class RowWriter:
     def _with_stored(
         self, table: Table, ssts: Sequence[Sst], changed: pa.Table, positions: npt.NDArray[np.int64]
     ) -> pa.Table:
-        """Return the rows; in those at `positions`, the list is appended to the stored row's list."""
+        """Return the rows, with the list in rows at `positions` appended to the list of the stored row."""
         rows, (value,) = changed.take(pa.array(positions)), (column.name for column in table.values)
         hashes, keys = rows[HASH].to_numpy(), rows.select([column.name for column in table.key])
         stored, _ = multi_get(self.store, self.cache, ssts, table, hashes, keys, clock_ms=self.clock_ms)
@@ -171,7 +171,7 @@ class RowWriter:
     def differing(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
         """Write the differences between a whole state and a table: puts and deletes.
 
-        An empty table gets one sorted run.
+        For an empty table, the SSTs form one sorted run.
         """
         assert version.table is not None  # noqa: S101  it is a version of one table
         return self._write(
@@ -202,7 +202,7 @@ class RowWriter:
     def _difference(
         self, version: Manifest, table: Table, slot: int, slots: int, new: pa.Table
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the state partition and the changed rows of a slot; nothing if no row changed."""
+        """Yield the state partition and the changed rows of one hash range (slot); nothing if no row changed."""
         names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
         old = new.slice(0, 0)
         if version.ssts:

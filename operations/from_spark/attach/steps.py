@@ -1,4 +1,4 @@
-"""Choice of what to read from a checkpoint next: changes of some batches, or a whole state if those are gone. Pure."""
+"""Choice of what to read from a checkpoint next: changes of some batches, or a whole state if these are gone. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from ....errors import Refused
 
 MOST_BATCHES = 16
-"""Maximum number of batches in one read: the first are committed before the query removes the last."""
+"""Maximum number of batches in one read: few enough to commit the first before the query removes the last."""
 KEEPS_UP = 2
-"""Maximum number of waiting batches for which every batch becomes its own version."""
+"""Maximum number of waiting batches at which `at_once` halves the number of batches in a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Read the changes of batches; each `at_once` consecutive batches become one version."""
+    """Step that reads the changes of batches; every `at_once` consecutive batches become one version."""
 
     batches: range
     at_once: int = 1
@@ -26,7 +26,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Read the whole state at the end of a batch and compare it with the stored rows; the result is one version."""
+    """Step that reads the whole state at the end of a batch and compares it with the stored rows, as one version."""
 
     batch: int
 
@@ -37,9 +37,10 @@ Step = Changes | Whole
 def at_once(waiting: int, took: int, came: int, so_far: int) -> int:
     """Return the number of batches for each of the next versions.
 
-    Half of `so_far`, at least one, if at most `KEEPS_UP` are `waiting`. Twice as many if at least as many `came` during
-    the last read as it `took` (0 for none): reading several batches costs little more than reading one. Otherwise
-    `so_far`: a shrinking backlog is read at the same rate.
+    If at most `KEEPS_UP` batches are `waiting`, the result is half of `so_far`, but at least one. Otherwise it is twice
+    `so_far` if at least as many batches `came` during the last read as that read `took` (0 if there was none), because
+    reading several batches costs little more than reading one. In all other cases the backlog shrinks, and the result
+    is `so_far`.
     """
     if waiting <= KEEPS_UP:
         return max(1, so_far // 2)
@@ -58,9 +59,9 @@ def next_step(
     """Return what to read next; None if nothing is new.
 
     `next_batch` is the first batch without a version. `committed` and `available` describe the checkpoint; `available`
-    lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last version that
-    found their files gone: each miss tries a later state, up to the newest. `whole` requires a whole state: for the
-    first version, or for a new table. `at_once` batches become one version.
+    lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last version whose
+    files were gone: each miss tries a later state, up to the newest. `whole` requires a whole state: for the first
+    version, or for a new table. `at_once` batches become one version.
 
     Raises `Refused` if versions have batches that the checkpoint lacks: the query was rolled back.
     """

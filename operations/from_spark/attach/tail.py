@@ -1,4 +1,4 @@
-"""Loop that follows a query: a claim of the stage, then one version for each batch that can be read in time."""
+"""Loop that follows a query: a claim of the stage, then a version for each batch, or for several if it falls behind."""
 
 import re
 import time
@@ -43,34 +43,34 @@ class ToAttach:
     app: str
     stage: str
     tables: Mapping[str, Table]
-    """Tables by the names that users query."""
+    """Tables by the names under which users query them."""
     rows_of: Mapping[str, str]
-    """Kind of the operator that keeps the state, by the same names."""
+    """Kind of the operator that keeps each table, by the names in `tables`."""
     next_batch: int
     """First batch without a version; 0 if there is no version."""
     committed: range
     available: range
     first_ms: int
-    """Commit time of the oldest batch whose whole state is available; the current time without one."""
+    """Commit time of the oldest batch whose whole state is available; the current time if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A committed version."""
+    """Version that was committed for one or several batches."""
 
     manifest: Manifest
     rows: int
     """Rows written in all tables, deletions included."""
     behind_ms: int
-    """Lag behind the query's own commit, by the wall clock."""
+    """Time in milliseconds between the query's own commit and this version's, by the wall clock."""
 
 
 @dataclass(slots=True)
 class Tail:
     """Follows one query. Commits versions under its own epoch, until another process claims the stage.
 
-    All methods raise: `Refused` if the stage belongs to another query, or the query's state has changed its form;
-    `Fenced` if another process claimed the stage; `Unavailable`; `Corruption` of stored objects.
+    All methods raise: `Refused` if the stage belongs to another query, or the query's tables have changed; `Fenced` if
+    another process claimed the stage; `Unavailable`; `Corruption` of stored objects.
     """
 
     store: InitVar[ObjectStore]
@@ -86,7 +86,7 @@ class Tail:
     head: Manifest | None = field(default=None, init=False)
     """Newest version; None before the claim."""
     newest_batch: int = field(default=-1, init=False)
-    """Last committed batch of the query at the last look; -1 for none."""
+    """Last batch that the query had committed when this was last checked; -1 for none."""
     _store: CountingStore = field(init=False)
     _rows: RowWriter = field(init=False)
     _tables: dict[str, ReadableTable] = field(init=False)
@@ -97,7 +97,7 @@ class Tail:
     _took: int = field(default=0, init=False)
     """Number of batches whose changes the previous round read."""
     _whole: bool = field(default=False, init=False)
-    """True if a table is new, so that its earlier rows are unknown."""
+    """True if a table is new, so that a whole state must be read for its earlier rows."""
     _seen_s: float = field(default=0.0, init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
@@ -107,7 +107,7 @@ class Tail:
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """Check that the query can be attached; return what that would do. Writes nothing. Also raises `Gone`."""
+        """Check that the query can be attached; return what `claim` would do. Writes nothing. Also raises `Gone`."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
@@ -287,7 +287,7 @@ class Tail:
         return self.head
 
     def _oldest_ms(self) -> int:
-        """Return the commit time of the oldest batch whose whole state is available; the current time without one."""
+        """Return the commit time of the oldest batch whose whole state is available; without one, the current time."""
         for _ in range(_MAX_MISSES):
             if not (available := self.checkpoint.available()):
                 break
@@ -327,7 +327,7 @@ class Tail:
         return agreed(tables_in(head), current)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
-        """Check that the newest version's last batch is still the query's. Raises `Refused` if it was redone."""
+        """Check that the query still has the newest version's last batch. Raises `Refused` if that was redone."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
         if last < 0 or last not in self.checkpoint.committed():
             return
@@ -346,7 +346,7 @@ class Tail:
 
 
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
-    """Return the offsets that the query has read from each source, as inputs."""
+    """Return the offsets that the query has read from each source, in the form of a stage's inputs."""
     inputs = {}
     for name, offsets in batch.offsets.items():
         topic = _topic(name)

@@ -1,7 +1,7 @@
 """Changelogs of Spark's RocksDB state stores: the keys and values that each batch put, merged or deleted.
 
-A merge appends elements to a list. A key begins with the number of its state variable's column family; the metadata of
-the store's snapshots maps names to numbers.
+A merge appends elements to a list. A key begins with the number of the column family of its state variable; the
+metadata of the store's snapshots maps names to numbers.
 """
 
 import struct
@@ -27,17 +27,17 @@ _SETTINGS = "spark.sql.streaming.stateStore"
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """Records of changelogs, in order of their writes. `data` has the bytes of keys and values."""
+    """Records of one or several changelogs, in the order in which they were written. `data` has all keys and values."""
 
     data: Bytes
     kinds: npt.NDArray[np.uint8]
     families: Positions
     keys: Positions
-    """Offset of each key, which begins with two bytes of its column family."""
+    """Offset of each key in `data`; a key begins with two bytes for its column family."""
     key_sizes: Positions
     values: Positions
     value_sizes: Positions
-    """0 for a deletion."""
+    """Size of each value; 0 for a deletion."""
 
     def of(self, family: int) -> "Changelog":
         """Return the records of one column family."""
@@ -49,9 +49,9 @@ class Changelog:
         return Changelog(self.data, self.kinds[positions], *(column[positions] for column in parts))
 
     def renumbered(self, names: Mapping[str, int], numbers_by_name: dict[str, int]) -> "Changelog":
-        """Return the records with the family numbers of `numbers_by_name` instead of the store's own.
+        """Return the records with the family numbers of `numbers_by_name` instead of the store's own numbers.
 
-        `names` maps the store's families to their numbers. Unknown families are added to `numbers_by_name`.
+        `names` maps the store's families to the store's numbers. Families that `numbers_by_name` lacks are added to it.
         """
         numbers = np.full(max(names.values(), default=0) + 1, -1)
         for name, number in names.items():
@@ -61,7 +61,7 @@ class Changelog:
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """Return an integer for each record, equal for equal keys."""
+        """Return an integer for each record; records with equal keys have equal integers."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
         key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
         keys = pa.Array.from_buffers(
@@ -113,7 +113,7 @@ def records_in(data: bytes) -> Changelog:
 
 
 def _begin(data: bytes) -> int:
-    """Return the offset of the first record."""
+    """Return the offset of the first record in an unpacked changelog."""
     version, at = _text(data, 0)
     if version not in _VERSIONS:
         raise UnknownLayout
@@ -126,9 +126,10 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
-    """Split the values of a list: return each element's record index and offset. Raises `UnknownLayout`.
+    """Split lists into elements: return the index of each element's record, and the element's offset.
 
-    A value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
+    A list's value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
+    Raises `UnknownLayout`.
     """
     owners, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     ends, owner = records.values + records.value_sizes, np.flatnonzero(records.value_sizes)
@@ -148,7 +149,10 @@ def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
 
 
 def is_plain(conf: Mapping[str, str]) -> bool:
-    """Return True if a batch with these settings writes unencoded rows without checksums to RocksDB."""
+    """Return True if batches with these settings write rows to RocksDB in a form that can be parsed here.
+
+    The rows must be neither encoded nor have checksums.
+    """
     return (
         "RocksDB" in conf.get(f"{_SETTINGS}.providerClass", "")
         and conf.get(f"{_SETTINGS}.encodingFormat", "unsaferow") == "unsaferow"
@@ -157,7 +161,7 @@ def is_plain(conf: Mapping[str, str]) -> bool:
 
 
 def codec_of(conf: Mapping[str, str]) -> str:
-    """Return Spark's name of the changelogs' compression codec."""
+    """Return Spark's name for the compression codec of the changelogs."""
     return conf.get(f"{_SETTINGS}.compression.codec", "lz4")
 
 
@@ -168,13 +172,13 @@ def delimiter_of(conf: Mapping[str, str]) -> int:
 
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 _SECOND = ("user_map_key", "expiration_timestamp_ms")
-"""Columns of Spark's state reader that are the second part of a key."""
+"""Columns of Spark's state reader that can be the second part of a key."""
 _VALUES = ("value", "user_map_value")
 _LIST = "list_value"
 
 
 def is_read_here(table: StateTable) -> bool:
-    """Return True if a table is a state variable, or its timers, of types that can be parsed without Spark."""
+    """Return True if a table is a state variable, or its timers, and all its types can be parsed without Spark."""
     types = table.spark_types
     return table.kind == "transform" and all(
         map(is_readable, (types[column] for column in types if column != "partition_id"))
@@ -182,7 +186,7 @@ def is_read_here(table: StateTable) -> bool:
 
 
 def is_list(table: StateTable) -> bool:
-    """Return True if a table is a list; changelogs have only its appended elements."""
+    """Return True if a table is a list, of which changelogs have only the appended elements."""
     return _LIST in table.spark_types
 
 
@@ -255,7 +259,7 @@ def _filled(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
 
 
 def _rows(records: Changelog, at: Positions, kind: DataType) -> pa.StructArray:
-    """Decode rows that are prefixed with the version of their encoding, 0."""
+    """Decode rows, each of which follows a byte with the version of its encoding, 0."""
     assert isinstance(kind, StructType)  # noqa: S101  the type of rows in Spark's state reader
     if gather(records.data, at, np.uint8).any():
         raise UnknownLayout

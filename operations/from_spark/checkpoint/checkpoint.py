@@ -1,4 +1,4 @@
-"""Content of a Spark query's checkpoint: its tables of state, whole states of batches, and changes of batches."""
+"""Content of a Spark query's checkpoint: tables of its state, whole states of batches, and changes of batches."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from .unsafe_rows import UnknownLayout
 
 _STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
-"""Approximate maximum size of the change files that one Spark job reads; a larger batch is read alone."""
+"""Approximate maximum size of the change files for one Spark job; a larger batch gets its own job."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -42,7 +42,7 @@ _SETTINGS = {
 
 
 def check_there(where: str) -> None:
-    """Raise `NotFound` if a checkpoint is missing and this can be checked without Spark."""
+    """Raise `NotFound` if a checkpoint is missing; checked only if that needs no Spark."""
     if (readable := own_place(where)) is not None:
         CheckpointFiles(readable)
 
@@ -51,7 +51,8 @@ def check_there(where: str) -> None:
 def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
     """Open the checkpoint at `where` (see `places.place`) for the duration of the context. Writes nothing there.
 
-    Raises `NotFound` if there is no checkpoint, `Refused` for state that cannot be read, which the message names.
+    Raises `NotFound` if there is no checkpoint, and `Refused` for state that cannot be read; the message names that
+    state.
     """
     with temporary_folder() as folder:
         yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
@@ -97,7 +98,7 @@ class Checkpoint:
         return self.files.id
 
     def committed(self) -> range:
-        """Return the committed batches that are still listed, up to the newest without gaps; none if all are gone."""
+        """Return the listed committed batches, up to the newest without gaps; none if all were removed."""
         try:
             return self.files.committed()
         except NotFound:
@@ -108,15 +109,15 @@ class Checkpoint:
         return max(self.files.listed(), default=-1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the batches whose whole state is available, up to `up_to` or the newest, without gaps."""
+        """Return the batches, up to `up_to` or the newest, whose whole state is available, without gaps."""
         return self.files.available(up_to)
 
     def batch(self, batch: int, /) -> ReadableBatch:
-        """Return a committed batch. Raises `Gone` if it was cleaned up."""
+        """Return a committed batch. Raises `Gone` if Spark has removed its log."""
         return self.files.batch(batch)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
-        """Yield the whole state at the end of a batch, unordered. Raises `Gone` if it was cleaned up."""
+        """Yield the whole state at the end of a batch, unordered. Raises `Gone` if files of that state were removed."""
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         with self._own_folder() as folder:
             rows = self._spooled(table, batch, folder)
@@ -164,7 +165,7 @@ class Checkpoint:
                 after = last
 
     def _check_variables(self, up_to: int) -> None:
-        """Check the state variables once for all tables of the same read."""
+        """Check that the state variables did not change; once for all tables of the same read."""
         if up_to != self._checked:
             self.files.check_variables()
             self._checked = up_to
@@ -211,7 +212,7 @@ class Checkpoint:
         return unpacked.read_bytes()
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
-        """Copy the changes of the next batches, as many as one read takes. Return the last of these batches."""
+        """Copy the changes of as many batches as one read takes. Return the last of these batches."""
         size, last = 0, after
         stores = self._stores(table)
         while last < up_to and (size < _AT_A_TIME_BYTES or (last - after) % at_once):
@@ -248,7 +249,7 @@ class Checkpoint:
             yield _newest(rows.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
-        """Compare the whole states at the ends of two batches. The later one stays in `spool` for the next step."""
+        """Compare the whole states at the ends of two batches. Keeps the later state in `spool` for the next step."""
         old_path, new_path = (self._spooled(table, end, spool) for end in (after, batch))
         old, new = (
             self._spark.read.parquet(str(path)).alias(name) for name, path in (("old", old_path), ("new", new_path))
@@ -267,7 +268,7 @@ class Checkpoint:
         return result
 
     def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
-        """Write the whole state at the end of a batch as Parquet, which is larger than memory. Return its folder."""
+        """Write the whole state at the end of a batch as Parquet, since it may exceed memory. Return the folder."""
         rows = spool / str(batch)
         if not rows.exists():
             with self.frame(table, batch) as frame:
@@ -312,7 +313,7 @@ class Checkpoint:
 
     @contextmanager
     def _by_spark(self, table: StateTable, extent: str, folder: Path | None = None) -> Iterator[None]:
-        """Translate Spark's errors to `Refused`, or `Corruption` if a file in the folder is damaged."""
+        """Translate Spark's errors to `Refused`, or to `Corruption` if a file in `folder` is damaged."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
@@ -346,7 +347,7 @@ def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
 
 
 def _same(columns: Iterable[str], types: StructType) -> Column:
-    """Return the condition that rows of `old` and `new` are equal in these columns. Maps are compared as entries."""
+    """Return the condition that rows of `old` and `new` are equal in these columns. Maps are compared by entries."""
 
     def of(side: str, name: str) -> Column:
         column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType

@@ -91,10 +91,10 @@ class CheckpointFiles:
             )
 
     def committed(self) -> range:
-        """Return the committed batches that are still listed, up to the newest without gaps.
+        """Return the listed committed batches, up to the newest without gaps.
 
-        Raises `NotFound` if there is none, `Refused` if a batch was committed again since the previous call: data that
-        was read of that batch is outdated.
+        Raises `NotFound` if there is none, and `Refused` if a batch was committed again since the previous call, since
+        data that was read of that batch is outdated.
         """
         previous, self._commits = self._commits, self.listed()
         if not self._commits:
@@ -116,7 +116,7 @@ class CheckpointFiles:
         return range(first, newest + 1)
 
     def listed(self) -> dict[int, int]:
-        """Return the listed commits: the time of each batch's commit file, in milliseconds since 1970 UTC."""
+        """Return the time of each batch's commit file, in milliseconds since 1970 UTC, by batch."""
         return {
             int(name): info.modified_ms
             for info in self._store.list(COMMITS)
@@ -124,7 +124,7 @@ class CheckpointFiles:
         }
 
     def available(self, up_to: int | None = None) -> range:
-        """Return the batches whose whole state is available in all stores, up to `up_to` or the newest."""
+        """Return the batches, up to `up_to` or the newest, whose whole state is available in all stores."""
         batches = self.committed()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)
@@ -137,7 +137,7 @@ class CheckpointFiles:
         return range(first, batches.stop)
 
     def check_variables(self) -> None:
-        """Check that the state variables are still those of the opening. Raises `Refused`."""
+        """Check that no state variable has changed since the checkpoint was opened. Raises `Refused`."""
         prefixes = [
             f"state/{operator.id}/{name}/"
             for operator in self.operators
@@ -163,7 +163,7 @@ class CheckpointFiles:
         self._metadata |= new_metadata
 
     def batch(self, batch: int) -> ReadableBatch:
-        """Return a committed batch. Raises `Gone` if it was cleaned up."""
+        """Return a committed batch. Raises `Gone` if Spark has removed its log."""
         if batch not in self._commits:
             self.committed()
         with self.reading(batch):
@@ -181,16 +181,16 @@ class CheckpointFiles:
             )
 
     def format_of(self, batch: int) -> int:
-        """Return the version of the checkpoint format as of a batch, 1 or 2. Raises `ObjectNotFound`."""
+        """Return the checkpoint format version at a batch, 1 or 2. Raises `ObjectNotFound`."""
         self._read_commits([batch])
         if batch not in self._commit_logs:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
         return 2 if self._commit_logs[batch].state_ids else 1
 
     def has_feed(self, batch: int) -> bool:
-        """Return True if a batch's changes can be read, judging by names. Raises `ObjectNotFound`.
+        """Return True unless a batch's log shows that its changes cannot be read. Raises `ObjectNotFound`.
 
-        False for a batch that repartitions the state, and for the first batch in another checkpoint format.
+        They cannot be read if the batch repartitions the state, or is the first one in another checkpoint format.
         """
         current, previous = self._offset_log(batch), self._offset_log(batch - 1) if batch - 1 in self._commits else None
         if current.operation or (previous and current.conf.get(_PARTITIONS) != previous.conf.get(_PARTITIONS)):
@@ -198,7 +198,7 @@ class CheckpointFiles:
         return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """Return the stores of all partitions, optionally of one operator and of one of its stores."""
+        """Return the stores of all state partitions; only those of an operator, or of one of its stores, if given."""
         return [
             StoreFolder(operator_with_stores.id, partition, name)
             for operator_with_stores in self.operators
@@ -208,9 +208,10 @@ class CheckpointFiles:
         ]
 
     def bring_logs(self, batch: int, folder: Path) -> None:
-        """Copy the logs and metadata that Spark reads before a batch's state. Raises `ObjectNotFound`.
+        """Copy the logs and metadata that Spark needs for reading a batch's state.
 
-        Raises `Refused` if the batch has another number of state partitions than the newest batch had at the opening.
+        Raises `ObjectNotFound`, and `Refused` if the number of state partitions differs from that of the newest batch
+        when the checkpoint was opened.
         """
         if (partitions := self._offset_log(batch).conf.get(_PARTITIONS)) != self._partitions:
             raise Refused(
@@ -226,7 +227,7 @@ class CheckpointFiles:
                 target.write_bytes(_with_local_schemas(data, key, folder))
 
     def bring_whole(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
-        """Copy the files of the whole state of stores at the end of a batch. Raises `ObjectNotFound`."""
+        """Copy the files that make up the whole state of stores at the end of a batch. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
         self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
@@ -278,7 +279,7 @@ class CheckpointFiles:
         return self._families[store]
 
     def _changes_of(self, store: StoreFolder, batch: int) -> str:
-        """Return the key of the file with a batch's changes to a store."""
+        """Return the key of the file that has a batch's changes to a store."""
         self._read_commits([batch])
         kind = "changelog" if "RocksDB" in self._offset_log(batch).conf.get(_PROVIDER, "") else "delta"
         named = self._ids_of(store, [batch]).get(batch + 1)
@@ -286,7 +287,7 @@ class CheckpointFiles:
 
     @contextmanager
     def reading(self, batch: int) -> Iterator[None]:
-        """Translate `ObjectNotFound` to `Gone`, inside the context."""
+        """Translate `ObjectNotFound` inside the context to `Gone`."""
         try:
             yield
         except ObjectNotFound as error:
@@ -302,7 +303,7 @@ class CheckpointFiles:
         return self._offsets[batch]
 
     def _read_commits(self, batches: Iterable[int]) -> None:
-        """Read the commit logs of batches that are not cached. Missing ones are skipped."""
+        """Read the commit logs of batches that are not cached. Logs that are missing are skipped."""
         missing = [batch for batch in batches if batch not in self._commit_logs]
 
         def get(batch: int) -> Commit | None:
@@ -316,7 +317,7 @@ class CheckpointFiles:
         self._commit_logs |= {batch: log for batch, log in logs_by_batch if log is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
-        """Return the ids of a store's versions, for batches whose commit log is cached."""
+        """Return the ids in a store's file names, by version, for batches whose commit log is cached."""
         position = next(
             operator.stores.index(store.store) for operator in self.operators if operator.id == store.operator
         )
@@ -342,7 +343,7 @@ class CheckpointFiles:
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
-    """Return the operator with as many state partitions as it has folders, which may be fewer than in its metadata."""
+    """Return the operator with as many state partitions as it has folders, because its metadata may say more."""
     folder = f"state/{operator.id}/"
     names = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
     return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))
@@ -369,7 +370,7 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
 
 
 def _with_local_schemas(data: bytes, key: str, folder: Path) -> bytes:
-    """Return metadata whose absolute paths of schema files point into the folder."""
+    """Return metadata in which the absolute paths of schema files are replaced by paths in the folder."""
     if "/_metadata/v2/" not in key:
         return data
     version, _, text = data.decode().partition("\n")

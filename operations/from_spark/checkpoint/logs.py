@@ -10,15 +10,15 @@ from ....errors import Corruption, Refused
 
 METADATA, OFFSETS, COMMITS = "metadata", "offsets/", "commits/"
 _KNOWN = {OFFSETS: 2, COMMITS: 3}
-"""Newest supported version of each log: those of Spark 4.3."""
+"""Newest supported version of each log, which Spark 4.3 writes."""
 _NOTHING = "-"
 
 
 class SourceOffsets(Struct, frozen=True):
-    """Offsets of one source at the end of a batch."""
+    """Offsets up to which a query has read one source at the end of a batch."""
 
     source: str
-    """Number of the source in the query, or its name if the query names it."""
+    """Number of the source in the query, or its name if it has one."""
     topics: dict[str, tuple[int, ...]]
     """Next offset of each partition by Kafka topic, -1 for an unread partition. Empty for other sources."""
     text: str
@@ -26,12 +26,12 @@ class SourceOffsets(Struct, frozen=True):
 
 
 class Offsets(Struct, frozen=True):
-    """Content of a file of `offsets/`: the planned batch."""
+    """Content of a file in `offsets/`, which describes a planned batch."""
 
     sources: tuple[SourceOffsets, ...]
     time_ms: int
     watermark_ms: int | None
-    """None before the first watermark."""
+    """Watermark of the batch, milliseconds since 1970 UTC; None before the first watermark."""
     conf: dict[str, str]
     """Session settings that a restart keeps, such as the number of shuffle partitions."""
     operation: str
@@ -69,12 +69,12 @@ def offsets(data: bytes, key: str) -> Offsets:
 
 
 class Commit(Struct, frozen=True):
-    """Content of a file of `commits/`: a completed batch."""
+    """Content of a file in `commits/`, which describes a completed batch."""
 
     next_watermark_ms: int | None
     """Watermark of the next batch; None without one."""
     state_ids: StateIds
-    """Empty in checkpoint format 1."""
+    """Ids in the names of state files; empty in checkpoint format 1."""
 
 
 def commit(data: bytes, key: str) -> Commit:
@@ -110,7 +110,7 @@ def _source(name: str, text: str) -> SourceOffsets:
 
 
 def _topics(text: str) -> dict[str, tuple[int, ...]]:
-    """Return the next offset of each partition by topic; empty if the text is not Kafka's."""
+    """Return the next offset of each partition by topic; empty if the text does not have offsets of Kafka topics."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -138,7 +138,7 @@ def _unreadable(key: str, error: Exception) -> Corruption:
 
 
 def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
-    """Return the offsets of each source: one for each partition of a Kafka topic, a single number for other sources.
+    """Return the offsets of each source: one for each partition of a Kafka topic, a single number for another source.
 
     Sources for which Spark keeps no number are left out.
     """
@@ -153,12 +153,12 @@ def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
 
 
 def non_kafka_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
-    """Return the names, as in `offsets_of`, of the sources that are no Kafka topics."""
+    """Return the names of the sources that are not Kafka topics, spelled as in `offsets_of`."""
     return frozenset(f"source-{source.source}" for source in sources if not source.topics)
 
 
 def _number(text: str) -> int | None:
-    """Return the offset of a file, rows or rate source as a single number; None if it has none."""
+    """Return the offset of a file, rows or rate source as a single number; None for other sources."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -28,9 +28,9 @@ _KINDS = {
     "globalLimit": "limit",
     **dict.fromkeys(_TRANSFORM, "transform"),
 }
-"""Our name of an operator, by Spark's short name."""
+"""Slackwater's names for kinds of operators, by Spark's short name."""
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
-"""Suffix of the join store with the rows of a side; the other stores count rows."""
+"""Suffix of a join's store for the rows of a side; the other stores of the side count rows."""
 _LIST = "ListState"
 _VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
@@ -38,14 +38,14 @@ _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class OperatorTable:
-    """One table of an operator's state, and how Spark reads it."""
+    """One table of an operator's state, and the options with which Spark reads it."""
 
     name: str
-    """Distinguishes the operator's tables; empty if there is only one."""
+    """Name that distinguishes the operator's tables; empty if there is only one."""
     store: str
     options: tuple[tuple[str, str], ...] = ()
     has_feed: bool = True
-    """True if changes of its rows can be read. Changes of a list are its new elements only."""
+    """True if changes of the table's rows can be read. Changes of a list have only the new elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Operator:
     Attributes:
         id: Spark's number.
         name: Spark's short name.
-        kind: Our name of the kind of operator.
+        kind: Slackwater's name for the kind of operator.
         stores: Names of its stores, in Spark's order.
         partitions: Number of state partitions in its metadata.
         tables: Tables of its state.
@@ -70,7 +70,7 @@ class Operator:
 
 
 def is_metadata(key: str) -> bool:
-    """Return True if a file of a checkpoint has metadata of the state rather than state."""
+    """Return True if a checkpoint file has metadata of the state, False if it has state."""
     return key.startswith("state/") and any(f"/{folder}/" in key for folder in FOLDERS) and "/." not in key
 
 
@@ -136,12 +136,12 @@ _BY_VALUE = {
     # The schema does not tell if the function was in Python or in Java.
     "groupState": "flatMapGroupsWithState",
 }
-"""Spark's short names of operators, by the first field of their values."""
+"""Spark's short names of operators, by the first field of their stored values."""
 _SESSION = "sessionStartTime"
 
 
 def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
-    """Return a metadata file for each operator as Spark 4 writes it, by key.
+    """Return a metadata file for each operator in the form of Spark 4, by key.
 
     `metadata` has the schema files by key; `keys` are all keys of `state/`.
     """
@@ -175,7 +175,7 @@ def _metadata(operator: int, stores: Mapping[str, bytes], partitions: int) -> by
 
 
 def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
-    """Return the column names of a store's keys and values. Raises `Corruption`."""
+    """Return the column names of a store's keys, and those of its values. Raises `Corruption`."""
     file = BytesIO(data)
 
     def number(length: int) -> int:

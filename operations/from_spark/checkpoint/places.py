@@ -27,25 +27,25 @@ class Readable(Protocol):
         """Return the content of a file. Raises `ObjectNotFound`."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `length` bytes of a file from `start`, fewer at its end. Raises `ObjectNotFound`."""
+        """Return `length` bytes of a file from offset `start`, or fewer at the file's end. Raises `ObjectNotFound`."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """List the files whose key starts with `prefix`, in any order."""
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of a file on this machine's disk, or None."""
+        """Return the path of a file on this machine's disk; None if the file is elsewhere."""
 
 
 def place(where: str, spark: SparkSession) -> Readable:
     """Return a reader of a folder, `s3://bucket/prefix`, or another URL for which Spark has a file system.
 
-    Raises `Usage` if `where` cannot be parsed, `Unavailable` if Spark has no such file system.
+    Raises `Usage` if `where` cannot be parsed, and `Unavailable` if Spark has no such file system.
     """
     return own_place(where) or HadoopFiles(where, spark)
 
 
 def own_place(where: str) -> Readable | None:
-    """Return a reader that needs no Spark; None for other URLs. Raises `Usage` if `where` cannot be parsed."""
+    """Return a reader that needs no Spark; None if the URL needs Spark. Raises `Usage` if `where` cannot be parsed."""
     if _SCHEME.match(where) and not _OURS.match(where):
         return None
     return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))

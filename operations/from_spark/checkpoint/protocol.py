@@ -9,14 +9,14 @@ import pyarrow as pa
 DELETED = "_deleted"
 """Boolean column of `ReadableCheckpoint.changes`: True for a deleted key, whose values are undefined."""
 APPENDED = "_appended"
-"""Boolean column of `FollowedCheckpoint.changes`: True for a row that has only the elements appended to its list."""
+"""Boolean column of `FollowedCheckpoint.changes`: True if the row's list has only the elements that were appended."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
-"""Last two columns of a function's state with a timeout: if the key has a state, and when it times out."""
+"""Last two columns of a function's state with a timeout: a flag for an existing state, and the time of the timeout."""
 
 
 def times_out(values: pa.Schema) -> bool:
-    """Return True if the columns of a function's state end with a timeout."""
+    """Return True if the columns of a function's state end with those of a timeout."""
     names = values.names[-2:]
     return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
 
@@ -26,7 +26,7 @@ class ReadableTable(Protocol):
 
     @property
     def name(self) -> str:
-        """Empty for the query's first table; distinguishes the others, such as `left`."""
+        """Name that distinguishes the query's tables, such as `left`; empty for the first table."""
 
     @property
     def kind(self) -> str:
@@ -46,7 +46,7 @@ class ReadableBatch:
     """One committed batch of a query."""
 
     id: int
-    """Number of the batch, from 0."""
+    """Number of the batch; the first batch is 0."""
     offsets: Mapping[str, tuple[int, ...]]
     """Offsets of each source after the batch: for a Kafka topic, the next offset to read, by partition."""
     watermark_ms: int | None
@@ -60,15 +60,15 @@ class ReadableBatch:
 
 
 class ReadableCheckpoint(Protocol):
-    """Checkpoint of a query that may be running and cleaning up.
+    """Checkpoint of a query that may be running and removing old files.
 
-    All methods raise `Unavailable` if the storage does not answer. Reading data that was cleaned up raises `Gone`, and
-    never returns a part of the data or another batch's.
+    All methods raise `Unavailable` if the storage does not answer. Reading data that was removed raises `Gone`, and
+    never returns a part of the data or another batch's data.
     """
 
     @property
     def where(self) -> str:
-        """Folder or `s3://bucket/prefix`, for messages."""
+        """Folder or `s3://bucket/prefix`, for use in messages."""
 
     @property
     def query(self) -> str:
@@ -76,13 +76,13 @@ class ReadableCheckpoint(Protocol):
 
     @property
     def tables(self) -> Sequence[ReadableTable]:
-        """At least one table; the query's own table is first."""
+        """Tables of the query's state, at least one; the query's own table is first."""
 
     def committed(self) -> range:
         """Return the known committed batches, without gaps; empty before the first commit."""
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the batches whose whole state is available, up to `up_to` or the last committed one."""
+        """Return the batches, up to `up_to` or the last committed one, whose whole state is available."""
 
     def batch(self, batch: int, /) -> ReadableBatch:
         """Return a committed batch. Raises `Gone`."""
@@ -93,13 +93,13 @@ class ReadableCheckpoint(Protocol):
     def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         """Return the changes of a table in the batches `after` + 1 to `up_to`, one table for each batch.
 
-        Each has the columns of key and values and `DELETED`, with one row for each changed key. Raises `Gone`, also if
-        the checkpoint keeps no changes.
+        A table of changes has the columns of key and values and `DELETED`, with one row for each changed key. Raises
+        `Gone`, also if the checkpoint keeps no changes.
         """
 
 
 class FollowedCheckpoint(ReadableCheckpoint, Protocol):
-    """Checkpoint of a running query that is read in step with the query."""
+    """Checkpoint of a running query whose batches are read soon after they are committed."""
 
     def newest(self) -> int:
         """Return the last committed batch, -1 for none. Thread-safe."""
@@ -107,7 +107,7 @@ class FollowedCheckpoint(ReadableCheckpoint, Protocol):
     def changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterable[pa.Table]:
-        """Return the changes of a table, merging each `at_once` batches into one table.
+        """Return the changes of a table, one table for every `at_once` consecutive batches.
 
         With `appended`, tables of lists may have the column `APPENDED`.
         """

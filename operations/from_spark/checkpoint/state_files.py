@@ -2,10 +2,8 @@
 
 Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each version and
 sometimes `v.snapshot`, the whole state. RocksDB writes `v.changelog` (if enabled) and `v.zip`, which lists the SSTs of
-the whole state. In checkpoint format 2 an id follows the version, because a retried task writes a second file.
-
-Errors of Spark's readers do not name a damaged file, so files are checked here. Hadoop keeps checksums beside files on
-a local disk, which Spark checks there but not in a copy.
+the whole state. In checkpoint format 2, the file name has an id after the version, because a retried task writes a
+second file.
 """
 
 import io
@@ -24,11 +22,11 @@ _T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
 DEFAULT = "default"
-"""Name of an operator's store without a folder of its own."""
+"""Name of an operator's store that has no folder of its own."""
 
 
 class StoreFolder(NamedTuple):
-    """One store of one state partition."""
+    """Folder of one store of one state partition."""
 
     operator: int
     partition: int
@@ -47,7 +45,7 @@ class StateFile(NamedTuple):
     key: str
     version: int
     id: str
-    """Empty in checkpoint format 1."""
+    """Id in the file's name; empty in checkpoint format 1."""
     is_whole: bool
 
 
@@ -58,7 +56,7 @@ def state_file(key: str) -> StateFile | None:
 
 
 def damaged(key: str, why: str) -> Corruption:
-    """Return the error for a damaged file; names the batch that wrote it."""
+    """Return the error for a damaged file; the error names the batch that wrote the file."""
     file = state_file(key)
     content = ""
     if file is not None:
@@ -79,7 +77,7 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
     """Return the files that make up a version; None if some are missing.
 
     `ids` has the valid id of each version for which it is known. For other versions the files of all tasks are
-    returned: each names its predecessor, and Spark follows these.
+    returned: each file names its predecessor, and Spark follows these names.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []
@@ -95,7 +93,7 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
 
 
 def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
-    """Return the version whose missing file makes `whole_of` fail; 0 if no file is missing."""
+    """Return the version whose file is missing if `whole_of` returns None; 0 if no file is missing."""
     by_version = _by_version(files, ids)
     while version > 0 and not _whole_state(files_of_version := by_version.get(version, ())):
         if all(file.is_whole for file in files_of_version):
@@ -124,12 +122,12 @@ def _by_version(files: Iterable[StateFile], ids: Mapping[int, str]) -> dict[int,
 
 
 def _whole_state(files: Iterable[StateFile]) -> Sequence[StateFile]:
-    """Return the whole state among a version's files, if all are from one task; else none."""
+    """Return the files of a version that have the whole state; none if the files are from several tasks."""
     return [file for file in files if file.is_whole] if len({file.id for file in files}) == 1 else []
 
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
-    """Return the names of the files that a RocksDB snapshot refers to, below its store's folder."""
+    """Return the names of the files that a RocksDB snapshot refers to, relative to its store's folder."""
 
     def names(metadata: Any) -> tuple[str, ...]:
         ssts = [f"SSTs/{sst['dfsSstFileName']}" for sst in metadata.get("sstFiles") or ()]
@@ -159,7 +157,7 @@ _MAGIC = b"crc\0"
 def check_sum(copy: Path, source: Path, key: str) -> None:
     """Raise `Corruption` if a copy does not match the checksums in `.NAME.crc` beside its source.
 
-    The file has a CRC-32 of each block. Without such a file nothing is checked.
+    That file has a CRC-32 of each block. If it does not exist, nothing is checked.
     """
     try:
         sums = source.with_name(f".{source.name}.crc").read_bytes()
@@ -177,7 +175,7 @@ def check_sum(copy: Path, source: Path, key: str) -> None:
 def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
     """Raise `Corruption` for the first state file in a folder that cannot be unpacked.
 
-    `unpack` gets a file and its batch; any error of it counts.
+    `unpack` gets a file and its batch; a file is damaged if `unpack` raises any error.
     """
     files = ((file, path) for path in folder.glob("state/**/*") if (file := state_file(str(path.relative_to(folder)))))
     for file, path in sorted(files, key=lambda entry: (entry[0].version, entry[0].key)):

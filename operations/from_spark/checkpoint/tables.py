@@ -1,6 +1,6 @@
 """Tables of a query's state, one for each store or state variable.
 
-The fields of keys and values become columns. Nested structs stay structs: a null struct and a struct of nulls are
+The fields of keys and values become columns. Nested structs are not split: a null struct and a struct of nulls are
 different keys.
 """
 
@@ -49,13 +49,13 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numeric columns of Spark that are times: their name here and their unit, by kind and path. Negative means none."""
+"""Numeric columns of Spark that are times, by kind and path: their name here, and their unit. Negative means none."""
 _WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
     "transform": (("value", "ttlExpirationMs"),),
 }
-"""Field names of Spark's own structs around a user's state, which is the first field."""
+"""Field names of the structs that Spark wraps around a user's state; the first field is the state."""
 NO_KEY = "row"
 """Key column of a table with one row, such as that of a total; always 0."""
 
@@ -67,12 +67,12 @@ class ReaderColumn:
     name: str
     within: str
     place: tuple[int, ...]
-    """Position of the field at each level, outermost first: an aggregate's buffer may repeat field names."""
+    """Field position at each level, outermost first: names are ambiguous, since a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
-    """Names of the fields, the reader's column first. Empty for the key of a table without one."""
+    """Names of the fields, starting with the reader's column. Empty for the key of a table without a key."""
     exists: bool = False
-    """True if the column states that the field is not null, instead of its value."""
+    """True if the column has a flag for a non-null field instead of the field's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StateTable:
     """One table of a query's state.
 
     Attributes:
-        name: Empty for the query's first table; distinguishes the others.
+        name: Distinguishes the query's tables; empty for the first one.
         operator: Spark's number of the operator.
         kind: Kind of the operator.
         store: Name of the store with the table.
@@ -123,7 +123,7 @@ class StateTable:
 
     @property
     def registers(self) -> bool:
-        """True if the store has several tables, so that Spark opens a whole state before it reads changes."""
+        """True if the store has several tables, for which Spark opens a whole state before it reads changes."""
         return bool(self.options)
 
     def columns(self) -> Sequence[Column]:
@@ -183,7 +183,7 @@ def _is_window(kind: DataType) -> bool:
 
 
 def _columns(reader_type: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
-    """Yield the columns of one reader column: the fields of a struct."""
+    """Yield the columns of one reader column: one for each field of a struct."""
     if not isinstance(reader_type, StructType):
         yield from _column(reader_type, (column,), (), kind, table)
         return
@@ -211,7 +211,7 @@ def _column(
 
 
 def _column_name(name: str) -> str:
-    """Return a Spark column name as a valid column name here, without the `_` that begins internal names."""
+    """Convert a Spark column name to a valid column name here, without a leading `_`, which marks internal names."""
     return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
@@ -228,7 +228,7 @@ def _unique(names: Iterable[str]) -> Iterator[str]:
 
 
 def _column_type(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataType:
-    """Return the column type for a Spark type. Raises `Refused` for an unsupported one, with the path of the field."""
+    """Return the column type for a Spark type. Raises `Refused` with the field's `path` for an unsupported type."""
     if isinstance(kind, StructType) and kind.fields:
         fields = [(part.name, _column_type(part.dataType, (*path, part.name), table)) for part in kind.fields]
         return pa.struct([(name, part_type) for (_, part_type), name in zip(fields, _field_names(kind), strict=True)])
@@ -247,7 +247,7 @@ def _field_names(kind: StructType) -> Sequence[str]:
 
 
 def _stored_type(kind: DataType) -> DataType:
-    """Return the Spark type in which a value is stored: structs with unique field names, variants as JSON text."""
+    """Return the Spark type in which a value is stored: struct fields get unique names, variants become JSON text."""
     match kind:
         case StructType():
             fields = zip(_field_names(kind), kind.fields, strict=True)
@@ -265,7 +265,7 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Return the column with nested values replaced by `leaf`; values for which it returns None stay."""
+    """Return the column with nested values replaced by the results of `leaf`; None leaves a value as it is."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(rebuilt, leaf=leaf)
@@ -305,7 +305,7 @@ def _json(column: Column, kind: DataType) -> Column | None:
 
 
 def _numbered(kind: DataType) -> DataType:
-    """Return the type with struct fields named by their position."""
+    """Return the type with struct fields named by their positions."""
     match kind:
         case StructType():
             return StructType([StructField(f"_{n}", _numbered(part.dataType)) for n, part in enumerate(kind.fields)])
@@ -334,7 +334,7 @@ def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Col
 
 
 def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
-    """Return an Arrow column of the table, like `_select` for Spark columns."""
+    """Return one column of the table as an Arrow array; `_select` does so for Spark columns."""
     if not part.path:
         return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
     column = columns[part.within]

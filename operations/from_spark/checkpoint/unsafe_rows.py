@@ -1,8 +1,8 @@
 """Decoder of Spark's `UnsafeRow`s into Arrow arrays: all rows of a buffer at once, one column at a time.
 
-The layout is that of Spark's `UnsafeRow`, `UnsafeArrayData` and `UnsafeMapData`: little-endian words of eight bytes,
-first the null bits of the fields, then one word for each field with its value, or with the offset (upper half) and size
-(lower half) of a longer value, then the longer values. Array elements have the width of their type.
+The layout is that of Spark's `UnsafeRow`, `UnsafeArrayData` and `UnsafeMapData`: little-endian words of eight bytes.
+The null bits of the fields come first, then one word for each field with its value, or with the offset (upper half) and
+size (lower half) of a longer value, then the longer values. Array elements have the width of their type.
 """
 
 from typing import Any
@@ -50,13 +50,13 @@ _WIDTHS: dict[type[DataType], type[np.generic]] = {
     TimestampNTZType: np.int64,
     DayTimeIntervalType: np.int64,
 }
-"""Types whose values are stored in the word itself, and their width."""
+"""Types whose values are stored in the word itself, with the width of their values."""
 _IN_A_WORD = 18
 """Maximum precision of a decimal that is stored in the word itself."""
 
 
 class UnknownLayout(Exception):
-    """State has a layout that this module does not support; Spark may read it."""
+    """State has a layout that this module does not support; Spark may be able to read it."""
 
 
 def is_readable(kind: DataType) -> bool:
@@ -83,7 +83,7 @@ def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the numbers at these offsets. Raises `UnknownLayout` if one exceeds the buffer."""
+    """Return the numbers stored at these offsets. Raises `UnknownLayout` if a number would exceed the buffer."""
     kind = np.dtype(stored)
     if len(at) and (at.min() < 0 or at.max() + kind.itemsize > len(data)):
         raise UnknownLayout
@@ -136,7 +136,7 @@ def _variable_length(
 
 
 def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.Array]:
-    """Decode the arrays at these offsets: the end of each array in the elements, and the elements of all arrays."""
+    """Decode the arrays at these offsets: return the end of each array, and the elements of all arrays."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
         raise UnknownLayout
@@ -151,7 +151,7 @@ def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.
 
 
 def _bits(data: Bytes, at: Positions, number: Positions) -> npt.NDArray[np.bool_]:
-    """Return the bits with these numbers in the words at these offsets."""
+    """Return one bit for each offset: the bit with this number, counted from the offset."""
     bits = gather(data, at + number // 8, np.uint8) >> (number % 8).astype(np.uint8)
     return np.asarray(bits & 1, np.bool_)
 
@@ -161,7 +161,7 @@ def _masked(values: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return values for all rows: `values` in order at the positions `valid`, null elsewhere."""
+    """Return values for all rows: at the positions `valid`, the `values` in order; null at all others."""
     if len(valid) == len(nulls):
         return values
     at = np.zeros(len(nulls), np.int64)
@@ -170,7 +170,7 @@ def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) ->
 
 
 def _decimals(data: Bytes, starts: Positions, sizes: Positions) -> npt.NDArray[np.uint8]:
-    """Convert big-endian integers of up to 16 bytes to Arrow's 16 bytes, little-endian."""
+    """Convert big-endian integers of up to 16 bytes to little-endian integers of 16 bytes, as Arrow stores decimals."""
     number = np.arange(16)
     within = number < sizes[:, None]
     digits = data[np.where(within, (starts + sizes - 1)[:, None] - number, starts[:, None])]
