@@ -301,7 +301,7 @@ _TRACES: Mapping[str, Callable[[Tracer, _Node, _Node], _Traced]] = {
     "CaseWhen": Tracer._case,
     "If": lambda tracer, node, plan: tracer._any_of(node.children[1:], plan),
 }
-"""How expressions are traced that treat their children differently, by class name."""
+"""Rules of tracing for expressions that treat their children differently, by class name."""
 
 
 def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:

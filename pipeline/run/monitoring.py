@@ -1,4 +1,4 @@
-"""What monitoring sees of a runner: Prometheus metrics, and its liveness and readiness, as probes ask for them.
+"""Monitoring of a runner: Prometheus metrics, and liveness and readiness for probes.
 
 The metrics are one registry, updated by the same events as the terminal. Names follow Prometheus' conventions (base
 units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (bytes written by

@@ -191,7 +191,7 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """What two sides of a table have in common."""
+    """Columns and key that two sides of a table have in common."""
 
     shared: Ancestry
     is_one_app: bool
