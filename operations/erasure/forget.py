@@ -20,7 +20,7 @@ one. Replaced objects are deleted last: readers that still use their names find 
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from time import sleep
 
@@ -132,25 +132,17 @@ def forget(
     searches = _searches(members, requested, declared, formats)
     _check_clear(searches)
     work = Work(requested, searches, by, now_ms, on_progress)
-    other_tables = _tables_without_keys(first, requested)
     names = tuple(_name_from(member, store) for member in members)
-    count = sum(map(len, requested.tables.values()))
+    others = _tables_without_keys(first, requested)
+    result = Forgot(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=others)
     if dry_run:
         holding = tuple(chain.from_iterable(map(holders, searches)))
         _check_readable(searches)
         _check_held(app, holding, store)
-        return Forgot(
-            app,
-            True,
-            names,
-            count,
-            holding,
-            others=other_tables,
-            out_of_reach=out_of_reach(members, kafka),
-            gone=_count_rows((item.what, item.table, item.fields) for item in holding),
-            unread=tuple(chain.from_iterable(unread(search, kafka) for search in searches)),
-            unproved=_unproved(searches),
-        )
+        gone = _count_rows((item.what, item.table, item.fields) for item in holding)
+        result = replace(result, held=holding, gone=gone, out_of_reach=out_of_reach(members, kafka))
+        coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
+        return replace(result, unread=coming, unproved=_unproved(searches))
     _take_out_first(work, app, store)
     versions = tuple(chain.from_iterable(commit(work, search) for search in searches))
     archive.await_appended(searches, pause)
@@ -166,12 +158,8 @@ def forget(
     coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
     # Last: while the note exists, the same call continues.
     _end(work)
-    return Forgot(
-        app,
-        False,
-        names,
-        count,
-        (),
+    return replace(
+        result,
         rows=sum(sum(removal.fields.values()) for removal in removed.values()),
         read_bytes=sum(removal.bytes for removal in removed.values()),
         written_bytes=sum(removal.written_bytes for removal in removed.values()),
@@ -179,7 +167,6 @@ def forget(
         versions=versions,
         snapshots=snapshots,
         unnamed=unnamed,
-        others=other_tables,
         out_of_reach=reach,
         gone=_count_rows((removal.what, removal.of, removal.fields) for removal in removed.values()),
         unread=coming,

@@ -1,7 +1,7 @@
 """Generator of a program that declares a stage for a query's state, as a template for the user."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -246,21 +246,25 @@ def _text(declared: _Declared, topics: Sequence[str], app: str, stage: str, wher
     ]
     for number, name in enumerate(names):
         side = declared.right if number and declared.right else declared.columns
-        ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
-        if side:
-            rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
-            lines.append(f'    {name} = {name}.select({rows}).select("r.*")')
-        time = (
-            next((column for column, kind in side if kind == "timestamp"), "") if declared.right else declared.watermark
-        )
-        if time:
-            lines.append(f'    {name} = {name}.withWatermark({time!r}, "10 minutes")')
-        for index, (column, of) in enumerate((declared.computed or {}).items()):
-            of_side = f"F.col({side[index][0]!r})" if declared.right else of
-            lines.append(f"    {name} = {name}.withColumn({column!r}, {of_side})")
+        lines += [f"    {name} = {name}.{call}" for call in _calls(declared, side)]
     union = names[0] + "".join(f".unionByName({name})" for name in names[1:])
     lines.append(f"    return {', '.join(names) if declared.right else union}")
     return "\n".join(lines) + "\n"
+
+
+def _calls(declared: _Declared, side: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield calls that make the rows of an input, with these columns, of its messages."""
+    ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
+    if side:
+        rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
+        yield f'select({rows}).select("r.*")'
+    time = declared.watermark
+    if declared.right:
+        time = next((column for column, kind in side if kind == "timestamp"), "")
+    if time:
+        yield f'withWatermark({time!r}, "10 minutes")'
+    for index, (column, of) in enumerate((declared.computed or {}).items()):
+        yield f"withColumn({column!r}, {f'F.col({side[index][0]!r})' if declared.right else of})"
 
 
 def _argument(topic: str, number: int) -> str:
