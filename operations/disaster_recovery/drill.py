@@ -151,7 +151,7 @@ def _replica(target: ObjectStore, app: str) -> Replica:
 
 
 def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[Report, Report]:
-    """Read all of the replica, at the moment that was cloned, and of the clone."""
+    """Read and check all of the replica, at the moment that was cloned, and all of the clone."""
     origin = apps.read_app(target, clone).origin
     assert origin is not None  # noqa: S101  it is a clone
     with clock.step("read the replica"):

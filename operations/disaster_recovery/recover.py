@@ -264,7 +264,7 @@ def recover(
 def checked_plan(
     target: ObjectStore, app: str, kafka: Topics, observed: Primary, terms: FailoverTerms, clock: Clock
 ) -> RecoveryPlan:
-    """Plan the recovery after checking that the app was not recovered elsewhere. Raises as `recover`."""
+    """Plan the recovery after checking that the app was not recovered elsewhere. Raises the errors of `recover`."""
     observed.check_not_left(app, target.url)
     with clock.step("check the replica and Kafka"):
         return make_plan(target, app, kafka, observed, terms)

@@ -216,7 +216,7 @@ def sweep(
 
 
 def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> list[str]:
-    """Remove those of these snapshots that the replica still has; returns their keys."""
+    """Remove these snapshots from the replica, and return the keys of those that it still had."""
     present = [name for name in names if SNAPSHOTS.find(target, name, app) is not None]
     for name in present:
         remove(target, app, name)

@@ -175,7 +175,10 @@ def forget(
 
 
 def _check_clear(searches: Sequence[Search]) -> None:
-    """Check that the keys can be searched, and that nothing excludes it. Raises `Usage` and `Refused`."""
+    """Check that records can be searched for the keys, and that the message to be logged has no key.
+
+    Raises `NotFound`, `Usage` and `Refused`.
+    """
     searches[0].check_declared()
     for search in searches:
         search.check_clear()
@@ -187,9 +190,10 @@ def _check_clear(searches: Sequence[Search]) -> None:
 
 
 def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
-    """Put the notes, and take the keys out of all objects named now. If nothing was rewritten, an error ends the notes.
+    """Put the notes that mark the apps, and take the keys out of all objects named now.
 
-    Raises `Refused` if no object holds a key.
+    After an error, the notes that this call put are deleted if nothing was rewritten. Raises `Refused` if no object
+    holds a key.
     """
     fresh = _begin(work)
     try:
@@ -205,7 +209,7 @@ def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
 
 
 def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
-    """Yield the app and name of each snapshot out of which this erasure took keys."""
+    """Yield the app and name of each snapshot from which this erasure removed keys."""
     member = search.member
     for name, at_ms in forgotten.cached(member.store, member.app).snapshots.items():
         if at_ms >= _note(search).time_ms:
@@ -215,7 +219,7 @@ def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
 def _record(
     searches: Sequence[Search], requested: KeysAsked, versions: Iterable[tuple[str, str, int]], by: str
 ) -> None:
-    """Record the erasure in the log of operations of each app: numbers of keys, not the keys."""
+    """Record the erasure in the log of operations of each app, with the number of keys instead of the keys."""
     message = why() or _note(searches[0]).message
     tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
     for search in searches:

@@ -281,10 +281,10 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
 
 @dataclass(frozen=True, slots=True)
 class _ColumnValues:
-    """The values of one key column in records."""
+    """Values of one key column that records have."""
 
     values: dict[int, set[int]]
-    """The numbers of the key values that each record has."""
+    """Numbers of the key values that each record has."""
     by_field: dict[str, Mask]
     """Records whose value in a field equals a key's, by description of the field."""
     undecided: list[tuple[Mask, tuple[str, str]]]

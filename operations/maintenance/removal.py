@@ -53,7 +53,7 @@ class Protection(Struct, frozen=True):
 def protection_of(store: ObjectStore, app: str) -> Protection | None:
     """Return the protection of the app in this folder; None if it is not protected.
 
-    One request, and those of `apps.called` if the folder's name is not protected.
+    Makes one request, and the requests of `apps.called` if the folder's name is not protected.
     """
     protection = codec.find(store, keys.protected(app), Protection)
     if protection is None and (name := apps.name_of(store, app)):
@@ -85,10 +85,10 @@ def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called
 
 
 def check_protected(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
-    """Raise `Protected` if the app in this folder is protected, unless `typed` is its name.
+    """Raise `Protected` if the app in this folder is protected and `typed` is not its name.
 
-    Accepted are the name by which the app is `called`, and that of its folder. `what` is the protected action, as in
-    "to …".
+    The name by which the app is `called` is accepted, and also the folder's and the protected name, unless `called` is
+    a former name such as `NAME~1`. `what` is the protected action, as in "to …".
     """
     called = called or app
     if typed == called or (protection := protection_of(store, app)) is None:
@@ -259,7 +259,7 @@ def _await_writers(
     on_wait: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> None:
-    """Wait until no writer may commit to a retired stage without looking."""
+    """Wait until no writer may commit to a retired stage without checking for newer versions."""
     written = (
         info.modified_ms
         for head in heads.values()

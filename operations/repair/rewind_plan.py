@@ -210,7 +210,7 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
 def _steps(
     heads: Mapping[str, Manifest], then: Mapping[str, Manifest], *, table_only: bool
 ) -> dict[str, MigratedStage]:
-    """Return the version to commit for each stage that goes back to its version of that moment, or retires."""
+    """Return the version to commit for each stage that is rewound to its version at the moment, or retired."""
     steps = {}
     for stage, head in heads.items():
         previous = then.get(stage)

@@ -94,9 +94,9 @@ def refresh(
 
 
 def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing | None:
-    """Return the note of an interrupted refresh, and delete one whose refresh was complete except for its note.
+    """Return the object that records an interrupted refresh; None if there is none.
 
-    Raises `Refused` in a dry run if there is a note.
+    Deletes that object if the refresh was complete except for the deletion. Raises `Refused` in a dry run if it exists.
     """
     key = keys.refreshing(name)
     if (note := codec.find(store, key, Refreshing)) is None:

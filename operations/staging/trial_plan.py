@@ -40,7 +40,7 @@ class Release:
     keep: str = ""
     """Name under which the clone is kept; empty if the clone is to be removed."""
     allow: tuple[str, ...] = ()
-    """Queries that return the keys of expected differences, as parsed by `snapshot.diff.allowed`."""
+    """Queries that return the keys of expected differences, as parsed by `snapshot.diff.moments`."""
     only: tuple[str, ...] = ()
     """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None

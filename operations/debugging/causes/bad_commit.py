@@ -1,4 +1,4 @@
-"""Replays of a verdict's bad batch, and of the batches after it, under assumptions."""
+"""Replays of a verdict's bad batch under assumptions: other records, another program, or other rows before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time as the cause: rows that expired or fell due without a record, late records, and what moved the watermark."""
+"""Time as the cause: rows that expired or fell due without a record, late records, and movers of the watermark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input as the cause: a missing record, a copy, records that a reset read again, or a row edited by hand before."""
+"""Input as the cause: a missing record, a duplicate, records that a reset read again, or an earlier edit of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Record guessed to be the cause, for an attached Spark query, whose batches cannot be replayed."""
+"""Search for the likely record behind a bad batch of an attached Spark query, among the records of its window.
+
+The query's operator is not known, so nothing is replayed. A function from the source's rows to the operator's input
+shows which records of the window have a key that turned bad. If there are several, the record whose values are nearest
+to the change is returned as a guess.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

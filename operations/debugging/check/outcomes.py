@@ -1,4 +1,4 @@
-"""Result of one run of a version, a table and the rows that it sends, and the differences between two runs.
+"""Result of one run of a version (the table and the sent rows), and differences between the results of two runs.
 
 Lateness, due rows and expiry stay as they were in the original batch, whatever the number of batches in the run: they
 depend on batch boundaries, which the version records.

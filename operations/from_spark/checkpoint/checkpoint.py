@@ -60,7 +60,7 @@ def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
 
 @contextmanager
 def opened_alone(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator["Checkpoint"]:
-    """Open a query's checkpoint with a Spark session of its own. Raises the errors of `opened`."""
+    """Open a query's checkpoint with a new Spark session. Raises the errors of `opened`."""
     check_there(where)
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
