@@ -38,7 +38,7 @@ def serve(
     certificate: Path | None = option("FILE", "TLS certificate, PEM.", **_PEM),
     key: Path | None = option("FILE", "TLS key, PEM. Default: in the certificate's file.", **_PEM),
     client_ca: Path | None = option("FILE", "CA whose client certificates count as tokens, PEM.", **_PEM),
-    tokens: bool = flag("--tokens", "Require a token from this machine, too."),
+    tokens: bool = flag("--tokens", "Require a token on localhost as well."),
     advertise: str = option("URL", "URL at which other instances reach this one, to share the work.", ""),
     mcp: bool = flag("--mcp", "Also serve agents over the Model Context Protocol, at /mcp."),
     values: bool = _VALUES,

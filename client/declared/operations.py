@@ -89,7 +89,7 @@ class KeysOptions(TypedDict, total=False):
     """Sources of keys to forget, besides keys that are named one by one."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
-    also: Annotated[Sequence[str], Param("Another value from which the program makes the same keys.", "VALUE")]
+    also: Annotated[Sequence[str], Param("Another value that the program turns into the same key.", "VALUE")]
     fields: Annotated[
         Sequence[str],
         Param(
