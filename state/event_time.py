@@ -48,7 +48,7 @@ class Seen(msgspec.Struct, frozen=True):
     """Event times that a task saw in its rows."""
 
     latest_ms: tuple[int | None, ...] = ()
-    """Largest event time by watermark, without those too far ahead of the clock; None without any."""
+    """Largest event time by watermark, except times too far ahead of the clock; None without any time."""
     ahead: int = 0
     """Number of rows whose event time is too far ahead of the clock."""
 
@@ -59,7 +59,7 @@ class Times:
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
-    """Later event times are too far ahead of the clock."""
+    """Time after which event times are too far ahead of the clock."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Times:
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
-    """Return the inputs with watermarks after a batch. Channels have upstream's watermark already."""
+    """Return the inputs with their watermarks after a batch; channels already have the watermark of upstream."""
     moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
         times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]
@@ -100,7 +100,7 @@ def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen:
 
 
 def watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
-    """Return a stage's watermark: the smallest of the `timed` inputs', never below `before_ms`; None if unknown."""
+    """Return a stage's watermark: the least watermark of the `timed` inputs, at least `before_ms`; None if unknown."""
     watermarks = [inputs[name].watermark_ms for name in sorted(timed)]
     present = [at for at in watermarks if at is not None]
     return later(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
@@ -114,11 +114,11 @@ def later(before_ms: int | None, now_ms: int | None) -> int | None:
 def after(
     previous: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
 ) -> EventTime | None:
-    """Return the event time of the next version; None if the app has none.
+    """Return the `EventTime` of the next version; None for an app without event time.
 
-    `previous` is the last version's; `at_ms` is the next version's watermark. `seen` comes from the tasks of the batch;
-    `late` counts rows left out of the table. Times after `bound_ms` were too far ahead of the clock; None if the batch
-    read no rows.
+    `previous` is the `EventTime` of the last version; `at_ms` is the watermark of the next. `seen` comes from
+    the tasks of the batch; `late` counts rows left out of the table. Times after `bound_ms` were too far
+    ahead of the clock; it is None if the batch read no rows.
     """
     ahead = sum(report.ahead for report in seen)
     if previous is None and at_ms is None and not ahead and not late:
@@ -169,7 +169,7 @@ class BatchTimes:
     clock_ms: int
     """Time by which rows expire."""
     bound_ms: int = 0
-    """Later event times are too far ahead of the clock."""
+    """Time after which event times are too far ahead of the clock."""
     due: Due | None = None
     """Rows that fall due with the batch; None for a table whose rows never do."""
 
@@ -189,7 +189,7 @@ class TimeRules:
     due_by: DueBy | None = None
     """Clock or event time, by which rows of the table fall due; None if they never do."""
     behind_ms: int = 0
-    """Maximum distance by which event times of emitted rows lie before the watermark."""
+    """Most by which the event times of emitted rows may lie before the watermark."""
 
 
 @dataclass(frozen=True, slots=True)

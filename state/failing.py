@@ -29,7 +29,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooMany(Exception):
-    """More items fail than allowed. `found` has the last item of each group that is known to fail, ascending."""
+    """More items fail than allowed. `found` has the last item of each group known to fail, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -119,7 +119,7 @@ def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
 
 
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
-    """Return the number, from 0, of an item that turns a sequence of `count` bad: bad with it, good without.
+    """Return the number, from 0, of an item that turns a sequence of `count` items from good to bad.
 
     `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
     tested. It is called at most log2(count) times, rounded up. If `is_bad` is not monotonic, any such item may be
@@ -188,11 +188,11 @@ class StateFailure(msgspec.Struct, frozen=True):
     keys: tuple[int, ...] = ()
     """`_hash` of the keys for which the function fails."""
     records: dict[int, Failure] = {}
-    """Failures by record number, instead of `keys`, where rows have the numbers of their records."""
+    """Failures by record number; set instead of `keys` if the rows have record numbers."""
 
 
 class NoItems(Exception):
-    """An attempt failed for a reason other than its items."""
+    """An attempt failed for a reason that has nothing to do with its items."""
 
 
 class StateFailed(Exception):
@@ -225,7 +225,8 @@ def _unicode(text: str) -> str:
 def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
     """Return the items to leave out of `count` items that fail together, with their failures; none if they pass now.
 
-    Items are numbered from 0. If more than `most` fail, more than `most` are returned, but not all.
+    Items are numbered from 0. If more than `most` fail, at least `most` + 1 of them are returned, perhaps not
+    all.
     """
     why: dict[int, Failure] = {}
 
@@ -247,7 +248,10 @@ def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
 
 
 def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
-    """Return a function that tries groups with `attempt`, which raises if a group fails. `NoItems` ends the search."""
+    """Return a function that tries groups one after another with `attempt`, which raises if a group fails.
+
+    `NoItems` from `attempt` ends the search.
+    """
 
     def tried(items: Items) -> Failure | None:
         try:
@@ -276,9 +280,10 @@ def merge_or_tell(
 ) -> Merged:
     """Call `state.merge`. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
-    A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the `_hash` of
-    each key, and `records` the number of each row's record: with it records are reported, else keys. If more than
-    `most` fail, more than `most` are reported, but not all.
+    A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the
+    `_hash` of each key. `records` has the record number of each row; if given, failing records are reported,
+    otherwise failing keys. If more than `most` fail, at least `most` + 1 of them are reported, perhaps not
+    all.
     """
     try:
         return state.merge(rows, groups, keys, old)
@@ -295,7 +300,7 @@ def merge_or_tell(
 
 
 class _FailedMerge:
-    """A merge that failed. Parts of it are tried again; a part that fails raises the error of the user's function."""
+    """A merge that failed, of which parts are merged again: a part that fails raises the user function's error."""
 
     def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old

@@ -123,7 +123,7 @@ def visible(columns: Iterable[Column]) -> tuple[str, ...]:
 def evolve(
     stage: str, stored: Table, declared: Table, renames: Mapping[str, str]
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
-    """Return the stored table as the program declares it, and the changed columns; the stored table if none changed.
+    """Return the stored table as the program declares it, and the changed columns; unchanged if the declaration agrees.
 
     Ignores the number of state partitions. `renames` maps old column names to new ones.
 

@@ -62,7 +62,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     unsent: tuple[Unsent, ...] = ()
     """Records that were not sent because a sink's topic does not accept them."""
     failed: StateFailure | None = None
-    """Keys or records for which the state's function failed, if the stage can do without some records.
+    """Keys or records for which the state's function failed, if the stage may leave records out.
     Reported rather than raised, so that Spark's Python workers stay alive with their Kafka metadata.
     """
 
@@ -95,7 +95,7 @@ class Written:
     traceparents: tuple[str, ...] = ()
     """`traceparent` headers of the records that the batch left out."""
     read: Mapping[str, int] | None = None
-    """Number of records read, by declared name of the user's topic; None if not counted, then the offsets count."""
+    """Number of records read, by declared name of the user's topic; None if not counted: offsets are then used."""
 
 
 def next_version(
@@ -188,7 +188,7 @@ def has_rows(start: Input, end: Position) -> bool:
 
 
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
-    """Return the input after a batch that ended at `end`. With `own`, upstream's watermark is ignored.
+    """Return the input after a batch that ended at `end`. With `own`, a channel ignores upstream's watermark.
 
     `count` is the number of records read from a user's topic. It may be less than the number of offsets, because
     transaction markers and aborted or compacted records have offsets too.

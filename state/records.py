@@ -52,7 +52,7 @@ def behind(output: Output, upstream: str, version: int, watermark_ms: int | None
 
 
 def unread(output: Output, at: Input) -> int | None:
-    """Return the number of rows sent and not yet read; None if the rows before the position were not counted."""
+    """Return the number of rows sent and not yet read; None if rows before the reader's position were not counted."""
     return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
 
 
@@ -61,7 +61,7 @@ class Position:
     """Position up to which an input was read: Spark's offset of the source."""
 
     input: str
-    """Declared name. A stage has several inputs, and Spark tells them apart by their order alone."""
+    """Declared name: Spark tells the inputs of a stage apart only by their order."""
     offsets: tuple[int, ...]
     """The next offset to read, by Kafka partition."""
     version: int = 0
@@ -116,8 +116,8 @@ def stretches(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the (start, end) offsets read from an input after `previous` (None: from its beginning) up to `after`.
 
-    Each reset in between adds a stretch: offsets in two stretches were read twice, offsets in none were skipped.
-    Without `former`, stretches in earlier topics of the same name are left out.
+    Each reset in between adds a stretch. Offsets in two stretches were read twice; offsets in no stretch were
+    skipped. Without `former`, stretches in earlier topics of the same name are left out.
     """
     at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
     read = []
@@ -164,7 +164,7 @@ def id_of_epochs(epochs: Sequence[int]) -> str:
 
 
 def are_two(stored: str, current: str) -> bool:
-    """Return True if the second id is of a later topic than the first; False if either is unknown."""
+    """Return True if `current` is the id of a later topic than `stored` is; False if either is unknown."""
     if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
     if not stored.startswith(_EPOCHS):
@@ -203,10 +203,11 @@ def why_another(topic: str, stored: str, offsets: Sequence[int], current: TopicS
 def is_younger(
     offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
 ) -> bool:
-    """Return True if all records below `offsets` were written after these were read, by their timestamps.
+    """Return True if, by timestamps, all records now below `offsets` were written after the app had read that far.
 
-    `since_read` has the first offset of a record newer than the read, by partition, `since_now` newer than now; -1 for
-    none. Records newer than now prove nothing about when they arrived. For topics without known ids.
+    For topics without known ids: the topic was then re-created. `since_read` has, by partition, the first
+    offset of a record newer than the app's read, `since_now` of one newer than now; -1 for none. Records
+    newer than now prove nothing about when they arrived.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]

@@ -128,7 +128,7 @@ class Step:
     def _merge_due(
         self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Merge the chosen due rows without records. Returns the new rows and those emitted."""
+        """Merge the chosen due rows, without records. Returns the new rows and the emitted rows."""
         mask, no_rows = pa.array(chosen), schema.empty_table()
         keys = due_rows.keys.filter(mask).select(self._key).cast(no_rows.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
@@ -203,7 +203,7 @@ def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.
 
 
 def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
-    """Move due times up to `until_ms` to just after it, or to never without `due_again`. Deleted rows get none."""
+    """Move due times up to `until_ms` to just after it, or to null without `due_again`. Deleted rows get null."""
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:

@@ -144,11 +144,11 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         return Aggregates(tuple((names.get(name, name), aggregate) for name, aggregate in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return the internal columns to rename with a visible one: `_delay_sum` with `delay`."""
+        """Return the internal columns to rename along with visible ones, such as `_delay_sum` with `delay`."""
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if `now` is `aggregate(...)` too: each aggregate is a column with its own meaning."""
+        """Return True if `now` is `aggregate(...)` too; the aggregates themselves are compared as columns."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
@@ -357,7 +357,7 @@ class BoundAggregates(Bound):
         return self._table(old, lambda name, aggregate: batch.kept(name, aggregate, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """Combine the value columns of keys whose records are in two parts. Raises `NoRoom`."""
+        """Combine two tables of value columns of the same keys, from earlier and later records. Raises `NoRoom`."""
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
@@ -368,7 +368,7 @@ class BoundAggregates(Bound):
 
 
 def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-    """Combine the stored columns of the aggregate `name` over two parts; null stands for no records.
+    """Combine the stored columns of the aggregate `name` over two parts; a null means that a part has no records.
 
     Both parts have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
     last `_name_by`. Raises `NoRoom`.

@@ -1,4 +1,4 @@
-"""Rows that fall due: each has a time, at which its state is called with the row and without records.
+"""Rows that fall due: at its due time, a row is passed to its state without any records.
 
 With `update` (`due="deadline"`) the user's function is called. With `aggregate` and `upsert` over windows
 (`event_time(emits="final")`) the row is emitted once, when its window has ended.

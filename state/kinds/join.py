@@ -175,7 +175,7 @@ class Waiting:
         return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
-        """Return the rows that stay, as a list of structs for each of `num` keys."""
+        """Return the rows for which `stays` is True, as a list of structs for each of `num` keys."""
         positions = np.flatnonzero(stays)
         columns = self.rows.take(pa.array(self.place[positions])).columns
         structs = pa.StructArray.from_arrays(
@@ -293,7 +293,7 @@ class BoundJoin(Bound):
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """Schema of late rows of either side, and the column of that schema by column of the batch."""
+        """Schema of late rows of either side, and a mapping from the batch's columns to its columns."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
@@ -346,7 +346,7 @@ class BoundJoin(Bound):
     def _emitted(
         self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers
     ) -> pa.Table:
-        """Return the pairs, and the rows of the left side that are removed unmatched."""
+        """Return the rows to emit: the pairs, and the rows of the left side that are removed unmatched."""
         both = np.concatenate((lefts, gone))
         met = np.concatenate((right.place[rights], np.zeros(len(gone), np.int64)))
         unmatched = np.arange(len(both)) >= len(lefts)

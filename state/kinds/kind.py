@@ -43,7 +43,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BatchMoment:
-    """Times of a batch, as recorded in its version, so that a replay uses the same. Milliseconds since 1970 UTC."""
+    """Times of a batch in ms since 1970 UTC, recorded in its version so that a replay uses the same times."""
 
     until_ms: int | None = None
     """Time up to which rows fall due; None while the watermark is unknown."""
@@ -93,16 +93,16 @@ class Bound:
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         """Merge a batch's rows into the rows of their keys; the order of the rows does not affect the result.
 
-        Without any rows, the keys are rows that fall due.
+        If `rows` is empty, `keys` are the keys of rows that fall due.
 
-        `rows` has the key and the needed columns, sorted by key as in `groups`; `keys` has the key columns, one row per
-        key, and `old` the value columns, one row per key, with nulls for new keys.
+        `rows` has the key and the needed columns, sorted by key as in `groups`; `keys` has the key columns, one
+        row per key, and `old` the value columns, one row per key, with nulls for new keys.
         """
         raise NotImplementedError
 
     @property
     def behind_ms(self) -> int:
-        """Maximum distance by which event times of rows still to be emitted lie before the watermark."""
+        """Most by which the event times of rows that are still to be emitted may lie before the watermark."""
         return 0
 
     def at_moment(self, _moment: BatchMoment) -> Bound:
@@ -115,12 +115,12 @@ class Bound:
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]] | None:
-        """Schema of late rows, and its columns by column of the batch; None to keep the stage's own schema."""
+        """Schema of late rows, and a mapping from batch columns to its columns; None for the stage's own schema."""
         return None
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
-        """Aggregates by column whose rows Spark may pre-aggregate (`Aggregate`); empty for other states."""
+        """Aggregates (`Aggregate`) by column, if Spark may pre-aggregate the rows for them; else empty."""
         return ()
 
     def over_partials(self, _columns: tuple[str, ...]) -> Bound:
@@ -173,11 +173,11 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def declaration(self) -> Kind:
-        """Declaration without the parts that may change while stored values keep their meaning; this is stored."""
+        """Declaration to store: without parts that may change while stored values keep their meaning."""
         return self
 
     def declaration_over(self, stored: Kind) -> Kind:
-        """Return the declaration without Spark. If only Spark knows the columns, those of `stored` are used."""
+        """Return the declaration, found without Spark: columns that only Spark knows are those of `stored`."""
         return self.declaration
 
     @property
@@ -192,7 +192,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def core(self) -> Kind:
-        """Kind of the stored rows; differs if this kind only decides when rows are emitted."""
+        """Kind of the stored rows: this kind, or the wrapped one if this kind only decides when rows are emitted."""
         return self
 
     @property
@@ -210,7 +210,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return ""
 
     def carried(self, _column: str) -> str | None:
-        """Return the input column that an emitted column copies; empty for counts and sums.
+        """Return the input column that an emitted column copies; empty for a computed column, such as a count.
 
         Returns None if only the user's function knows.
         """
@@ -218,7 +218,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Computed columns by name, such as `sum(arr_delay)`; without columns copied from the program's rows."""
+        """Computed columns by name, such as `sum(arr_delay)`; excludes columns copied from the program's rows."""
         return {}
 
     def by_session(self, _column: str) -> Kind | None:
@@ -258,7 +258,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return f"it holds {self.waiting}" if self.waiting else ""
 
     def made_of(self, _column: str) -> tuple[str, ...]:
-        """Return the input columns that a column of the table is computed from, if their names differ."""
+        """Return the input columns from which a table column is computed, if they have other names than the column."""
         return ()
 
 
@@ -364,5 +364,5 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
 
 
 def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:
-    """Return the key columns of a table: those of the stage, without a session column, which is among the values."""
+    """Return a table's key columns: those of the stage, except a session column, which is stored as a value."""
     return tuple(name for name in key if name not in values)

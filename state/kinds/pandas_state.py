@@ -91,7 +91,7 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if the timeouts keep their meaning. An `update` may take over; timeouts then end."""
+        """Return True if timeouts keep their meaning under `now`, or if `now` is an `update`, which ends them."""
         if isinstance(now, PandasState):
             return self.timeout in ("NoTimeout", now.timeout)
         return isinstance(now, Update)

@@ -91,9 +91,9 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         }
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if the timers keep their meaning; variables are compared as columns.
+        """Return True if timers keep their meaning under `now`; variables are compared as columns.
 
-        An `update` may take over: it keeps the values of the variables, and timers no longer fire.
+        Also True if `now` is an `update`: the values of the variables stay, and timers no longer fire.
         """
         if isinstance(now, Processor):
             return self.time_mode in ("None", now.time_mode)

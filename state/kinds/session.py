@@ -74,7 +74,7 @@ class _Spans:
     ids: Numbers
     """int64[sessions], position of each session's key."""
     start: Numbers
-    """int64[sessions], in microseconds, as `end`."""
+    """int64[sessions], start of each session in microseconds; `end` is in microseconds, too."""
     end: Numbers
     parts: pa.Table
     """Stored columns of the aggregates of each session."""

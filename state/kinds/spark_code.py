@@ -26,7 +26,7 @@ class PythonRows(Protocol):
     """Conversion of rows for user code: to Spark's `Row` or to pandas frames. Sent to workers by pickle."""
 
     def struct(self, kind: pa.StructType) -> SparkStruct:
-        """Return Spark's type of these structs."""
+        """Return Spark's type of the structs that have this Arrow type."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         """Return each key as a tuple."""

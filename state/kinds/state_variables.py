@@ -147,7 +147,7 @@ class Timers(_PerKey):
 
 
 class StateVariable(_PerKey):
-    """A state variable, for the keys of a batch. With a time to live, entries end in their expiry time."""
+    """A state variable, for the keys of a batch. With a time to live, the last part of an entry is its expiry time."""
 
     def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[field.name].combine_chunks() for field in column.columns)
@@ -344,7 +344,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
 
 
 def least(times: pa.Array) -> Times:
-    """Return int64[n]: the least of each list of times, or each time; `NEVER` for an empty list or a null."""
+    """Return int64[n]: the least time of each list, or each time itself; `NEVER` for an empty list or a null."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())
     flat, keys = pc.fill_null(times.flatten(), NEVER).to_numpy(), pc.list_parent_indices(times).to_numpy()

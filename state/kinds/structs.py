@@ -1,7 +1,8 @@
 """Structs in Python, as code for Spark's stateful operators sees them, and in Arrow.
 
-In between, they are tuples of Spark's internal values, which Spark's own types convert: a timestamp is the number of
-microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
+Between the two forms, structs are tuples of Spark's internal values, which Spark's own types convert: a
+timestamp is the number of microseconds since 1970 UTC, a date the number of days, a nested struct a
+tuple.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ class Structs:
         return rows
 
     def arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
-        """Return the column of these tuples; if `timed`, also the column of the last elements."""
+        """Return the column of these tuples and, if `timed`, the column of their last elements (the times)."""
         present = [row for row in rows if row is not None]
         parts = list(zip(*present, strict=True)) or [()] * (self._kind.num_fields + timed)
         children = [self._array(*arguments) for arguments in zip(self._kind, self._inner, parts, strict=False)]
@@ -103,7 +104,7 @@ class Structs:
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
-    """Return the type of Spark's internal values."""
+    """Return the Arrow type of Spark's internal values for values of this type."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.int64()
@@ -157,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def _python_type(kind: pa.DataType) -> type | None:
-    """Return the Python type of such values, or None if the type alone does not decide."""
+    """Return the Python type of values of an Arrow type, or None if the Arrow type alone does not decide."""
     types = pa.types
     checks = {bool: types.is_boolean, int: types.is_integer, float: types.is_floating, str: types.is_string}
     return next((python for python, has_type in checks.items() if has_type(kind)), None)

@@ -24,7 +24,7 @@ class Code:
 
     function: Function
     state: Callable[[], pa.Schema]
-    """Returns the value columns of the table. Called when bound, because DDL text needs Spark to parse it."""
+    """Returns the value columns of the table. Called only when the state is bound, because DDL text needs Spark."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
     """Returns the columns of emitted rows; one function for each output."""
     order_by: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Update(OfCode, frozen=True, tag="update"):
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True for any update: only the column by which rows fall due may differ."""
+        """Return True if `now` is any update: the function, and the column of due times, may differ."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:

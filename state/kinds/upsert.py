@@ -16,10 +16,10 @@ from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
 
 @checked
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
-    """Declare a table that holds, for each key, the row with the largest `by`.
+    """Declare a table that holds, for each key, the row with the largest value in the column `by`.
 
-    A row is ignored if its `by` is smaller than the stored one, or null. A stage with outputs emits the rows that a
-    batch changed, without deleted keys.
+    A row is ignored if its `by` is null, or smaller than that of the stored row. A stage with outputs emits
+    the rows that a batch changed, without deleted keys.
 
     Args:
         by: Column that orders a key's rows: a time, an offset, a sequence number.

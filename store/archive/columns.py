@@ -16,4 +16,4 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""`timestampType` is Kafka's number: 0 is the producer's time, 1 the broker's, -1 none. `headers` are null for none."""
+"""`timestampType` is 0 if `timestamp` is the producer's, 1 the broker's, -1 none. `headers` is null without headers."""

@@ -1,4 +1,4 @@
-"""Ranges of offsets by Kafka partition, and sets of them, for what an archive covers and lacks.
+"""Ranges of offsets by Kafka partition, and sets of ranges: the offsets that an archive covers or lacks.
 
 A set is a sorted tuple of extents, no two of which touch within a partition. Gaps in Kafka's own offsets do not matter:
 an extent is a range that was read, whatever records it had.
@@ -65,7 +65,7 @@ def common(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
 
 
 def gaps(extents: Iterable[Extent]) -> Extents:
-    """Return the offsets between the extents of each partition."""
+    """Return the offsets between the extents, for each partition on its own."""
     between: list[Extent] = []
     previous: Extent | None = None
     for extent in union(extents):
@@ -80,7 +80,7 @@ def count(extents: Iterable[Extent]) -> int:
 
 
 def wrong(path: str, extents: Extents) -> Iterator[Wrong]:
-    """Yield an error for each extent that is empty, or that does not sort after the extent before it."""
+    """Yield an error for each extent that is empty or not sorted after its predecessor."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:

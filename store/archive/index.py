@@ -1,11 +1,13 @@
-"""Indexes of a topic's archive: numbered objects, each with the archive's whole content, that replace the one before.
+"""Indexes of a topic's archive: numbered objects, each of which lists the whole content and replaces the one before.
 
-Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
-functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
-head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
+Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and
+forgetting are pure functions from the newest index to the next; a writer that loses the race for a number
+repeats its function on the new head (`change`). Objects are put before an index names them. Garbage
+collection deletes objects that no index names.
 
-A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives it another id, and
-its archive is a separate one, with the next `life`: records of the two never mix.
+A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives the
+new topic another id, and it gets an archive of its own, under the next `life`, so that records of the two
+topics never mix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from .extents import Extents
 _ATTEMPTS = 100
 """Lost races before a change gives up."""
 _QUICK_S = 30.0
-"""Time within which a number cannot have been taken and collected: collection waits for an hour."""
+"""Duration within which a number cannot be both taken and collected: collection waits for an hour."""
 
 
 class ArchiveObject(Struct, frozen=True):
@@ -49,7 +51,7 @@ class ArchiveObject(Struct, frozen=True):
     """Least record time, milliseconds since 1970 UTC."""
     time_max_ms: limits.SpanMs
     read_ms: limits.TimeMs
-    """Commit time of the newest version that read any of the records; retention goes by this time."""
+    """Commit time of the newest version that read any of the records, from which retention counts."""
 
 
 class ArchiveIndex(Struct, frozen=True):
@@ -58,10 +60,10 @@ class ArchiveIndex(Struct, frozen=True):
     app: limits.Name
     topic: limits.Topic
     life: limits.Version
-    """Incarnation of the topic's name, from 1: higher by one for each re-creation of the topic."""
+    """Number of the topic's incarnation: 1 for the first topic of this name, one more after each re-creation."""
     number: limits.Version
     id: limits.Ulid
-    """Unique id, which distinguishes a lost answer from a lost race."""
+    """Unique id, by which a writer whose put got no answer recognises its own index."""
     follows: limits.Line
     """`id` of the previous index; empty for the first."""
     time_ms: limits.TimeMs
@@ -72,8 +74,9 @@ class ArchiveIndex(Struct, frozen=True):
     topic_id: limits.Line = ""
     """Kafka's id of the topic; empty if the brokers do not report ids."""
     begins: limits.Offsets = ()
-    """The app's offsets by partition when the archive began; records from there on are archived. 0 for partitions that
-    were added since."""
+    """Offsets of the app by partition when the archive began: it has records from there on. 0 for
+    partitions that were added since.
+    """
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     """Objects in the order in which they were appended."""
     covered: Extents = ()
@@ -101,13 +104,13 @@ class ArchiveIndex(Struct, frozen=True):
 
     @property
     def gaps(self) -> Extents:
-        """Offsets between archived ones that the archive never had."""
+        """Offsets between the archived ranges that were never archived."""
         return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
     def owes(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
-        """Return the offsets that were read since the archive began and that it never had.
+        """Return the offsets that were read since the archive began but were never archived.
 
-        `read` has ranges that were read: for each, the start and end offsets by partition.
+        `read` has pairs of start and end offsets, each by partition.
         """
         ranges = (zip_longest(starts, ends, self.begins, fillvalue=0) for starts, ends in read)
         required = (
@@ -120,7 +123,7 @@ class ArchiveIndex(Struct, frozen=True):
 
 
 INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda index: index.number, app=lambda index: index.prefix)
-"""Indexes of an archive, by number; the archive is given by its prefix."""
+"""Indexes of an archive, by number; the prefix of the archive identifies their folder."""
 Update = Callable[[ArchiveIndex], ArchiveIndex | None]
 """Pure function from the newest index to the content of the next; None to change nothing."""
 
@@ -164,7 +167,7 @@ def new_object(index: ArchiveIndex) -> str:
 
 
 def empty(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
-    """Return an archive without an index, before its first change."""
+    """Return the initial, unstored index of an archive, number 0, as the base of its first change."""
     return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
@@ -193,7 +196,7 @@ def newest(
 
 
 def topics(store: ObjectStore, app: str) -> dict[str, int]:
-    """Return the topics that have archives, each with its newest `life`. Costs one listing of folders."""
+    """Return the archived topics, each with the `life` of its newest archive. Costs one listing of folders."""
     incarnations: dict[str, int] = {}
     for folder in store.list_folders(keys.archives(app)):
         topic, _, suffix = folder.partition("@")
@@ -203,10 +206,10 @@ def topics(store: ObjectStore, app: str) -> dict[str, int]:
 
 
 def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
-    """Yield the archives of an app, with all lives of each topic. Costs a listing, and `newest` for each.
+    """Yield the newest index of every archive of an app, with all incarnations of each topic.
 
-    Archives with a damaged index are left out, and the error is added to `damaged` by the index's key; if that is None,
-    the error is raised.
+    Costs a listing, and `newest` for each archive. An archive with a damaged index is left out, and the error
+    is stored in `damaged` under the index's key; if `damaged` is None, the error is raised.
     """
     for topic, count in topics(store, app).items():
         for incarnation in range(1, count + 1):
@@ -222,8 +225,8 @@ def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None =
 def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
     """Create the next index from the newest, by put-if-absent; repeat with the new head after a lost race.
 
-    `archive` is an index that was the newest, or an `empty` one. Returns the new index, or the newest one if `update`
-    changes nothing.
+    `archive` is an index that the caller saw as the newest, or the result of `empty`. Returns the created
+    index, or the existing newest one if `update` changes nothing.
 
     Raises `CommitConflict` if others win the race too often, `Corruption`, `Unavailable`, and `Unstorable`.
     """
@@ -260,7 +263,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
 
 
 def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
-    """Return True if a slowly put index is in effect: its number was not collected and reused meanwhile."""
+    """Return True if a slow put of an index took effect, and did not re-create a number that was collected."""
     successor = INDEXES.find(store, index.number + 1, index.prefix)
     if successor is not None:
         return successor.follows == index.id
@@ -269,15 +272,15 @@ def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
 
 
 def begun(offsets: Sequence[int]) -> Update:
-    """Return an update that begins an archive at these offsets by partition; it does not change an existing archive."""
+    """Return an update that begins an archive at these offsets by partition and leaves an existing archive as is."""
     return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 
 def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
-    """Return an update that adds objects, and the offsets read for them, which may be more than the objects have.
+    """Return an update that adds objects, and the offsets that were read for them, with or without records.
 
-    It changes nothing if the archive already covers some of the offsets: then the caller must compute again what to
-    append.
+    The update changes nothing if the archive already covers some of the offsets: then the caller must compute
+    again what to append.
     """
     new, more = tuple(objects), extents.union(covered)
 
@@ -295,9 +298,10 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
 
 
 def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
-    """Return an update that replaces objects by key, and removes those mapped to None.
+    """Return an update that replaces objects; `changes` has the new object by old key, None to remove the old one.
 
-    Covered offsets stay, also if keys in the objects are `forgotten`. It changes nothing if one of the keys is gone.
+    Covered offsets stay covered. With `forgotten`, the offsets of the replaced objects are recorded as having
+    lost keys. The update changes nothing if the archive no longer has one of the old keys.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
@@ -338,8 +342,8 @@ def thinned(before_ms: int) -> Update:
 def replaced(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
     """Return the indexes of an archive that were replaced more than `margin_ms` ago; `listed` has all, in order.
 
-    Times are storage's; the newest index stands for now. Delete them in this order: a writer about to replace one then
-    still finds its successor.
+    Ages are by storage's clock, up to the time of the newest index. Delete the indexes in the returned order:
+    a writer that is about to replace one of them then still finds its successor.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
     return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

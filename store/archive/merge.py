@@ -25,9 +25,9 @@ _QUICK_S = 600.0
 
 
 TARGET_BYTES = 64 << 20
-"""Target size; objects of at least half of it are not merged."""
+"""Target size of a merged object; objects of at least half this size are not merged."""
 _WIDTH = 8
-"""Number of objects of one size class that are merged into one."""
+"""Number of objects of one size class that are merged into one object."""
 _MOST = 64
 """Most objects merged at once, each with a row group in memory."""
 
@@ -35,8 +35,8 @@ _MOST = 64
 def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
     """Return the next objects to merge, at least two in index order; none if there is nothing to do.
 
-    `span_ms` is the length of the periods by `read_ms` whose objects are merged. With `whole`, two objects of any size
-    are merged.
+    Objects are merged only if their `read_ms` lies in the same period of `span_ms`. With `whole`, two small
+    objects suffice, and their sizes need not be similar.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // span_ms):
@@ -92,11 +92,12 @@ def append(
     by: str,
     now_ms: int,
 ) -> ArchiveIndex:
-    """Append the records of a writer to the archive, whose newest index was `archive`. Returns the index now newest.
+    """Append the records of a writer to an archive. Returns the newest index.
 
-    `read` has all offsets read for the records, with or without records, and `read_ms` is the commit time of the newest
-    version that read any of them. If the archive covers some of the offsets by now, nothing is appended: compute again
-    what it lacks, and retry. Raises `CommitConflict`, `Corruption` and `Unavailable`.
+    `archive` is an index that was the newest. `read` has all offsets that were read, including offsets
+    without a record, and `read_ms` is the commit time of the newest version that read any of the records. If
+    the archive covers some of the offsets by now, nothing is appended: the caller must compute again what the
+    archive lacks, and retry. Raises `CommitConflict`, `Corruption` and `Unavailable`.
     """
     output = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
     update = index.appended((output[0],) if output is not None else (), read)
@@ -112,7 +113,7 @@ def _commit_object(
     by: str,
     now_ms: int,
 ) -> ArchiveIndex:
-    """Put an object, if there is one, and commit an index that names it; delete the object if the index does not."""
+    """Put an object, if any, and commit an index that names it; delete the object if the index does not name it."""
     clock = horizon.freshness(store)
     began = clock.now()
     if output is None:

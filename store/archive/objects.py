@@ -25,9 +25,9 @@ from .index import ArchiveObject
 _ROW_GROUP_ROWS = 65_536
 """Most rows of a row group: a range of offsets reads the row groups that it overlaps."""
 _LEAST_ROWS = 8_192
-"""Size from which a row group ends at the end of a partition."""
+"""Number of rows from which a row group does not continue into the next Kafka partition."""
 _ROW_GROUP_BYTES = 16 << 20
-"""Size from which row groups have fewer rows."""
+"""Size above which a row group gets fewer than `_ROW_GROUP_ROWS` rows."""
 _WHOLE_BYTES = 256 << 10
 """Size up to which an object is read by one request."""
 _SAMPLE_ROWS = 4_096
@@ -35,7 +35,7 @@ _UNREADABLE = (pa.ArrowException, OSError)
 
 
 class ArchiveWriter:
-    """Encodes one object from records that are appended in its order. Holds the bytes and a row group in memory."""
+    """Encodes one object from records appended in the object's order; holds its bytes and a row group in memory."""
 
     def __init__(self) -> None:
         self._sink = pa.BufferOutputStream()
@@ -135,7 +135,7 @@ def damaged(item: ArchiveObject, reason: str) -> Corruption:
 
 
 def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
-    """Return the whole object's bytes, checked. Raises `Corruption` if it is missing or differs, and `Unavailable`."""
+    """Return the object's bytes, checked. Raises `Unavailable`, or `Corruption` if it is missing or damaged."""
     try:
         data = store.get(item.object)
     except ObjectNotFound as error:
@@ -150,7 +150,8 @@ def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
 def opened(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
     """Open an object as a file that fetches on demand; `failed` is called with errors of later reads.
 
-    Raises `Corruption` and `Unavailable` for the footer, or a small object, which is read at once.
+    Reads the footer, or all of a small object, at once, and raises `Corruption` and `Unavailable` for this
+    read.
     """
     return pa.PythonFile(_open(store, item, failed), mode="r")
 
@@ -166,7 +167,7 @@ def _open(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception],
 
 
 class ArchivedRecords:
-    """One object in the store, read by row groups on demand; the last row group is cached."""
+    """One object in the store, read by row groups on demand; the row group that was read last is cached."""
 
     def __init__(self, store: ObjectStore, item: ArchiveObject) -> None:
         """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable`."""
@@ -240,7 +241,7 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _Pieces(io.RawIOBase):
-    """An object as a file; pieces are fetched on demand, and some are cached."""
+    """An object as a file: byte ranges (pieces) are fetched on demand, and some of them are cached."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, pieces: dict[int, bytes], failed: Callable[[Exception], None]
@@ -262,7 +263,7 @@ class _Pieces(io.RawIOBase):
         return data
 
     def only(self, span: tuple[int, int]) -> None:
-        """Cache this piece, and drop all others but the footer."""
+        """Cache this piece, and drop all other cached pieces except the footer."""
         start, end = span
         if self._piece(start, end - start) is None:
             self._found = {at: data for at, data in self._found.items() if at in self._keep}

@@ -1,4 +1,4 @@
-"""Reading ranges of offsets from an archive, from whichever objects have the records."""
+"""Reading ranges of offsets from an archive, whichever of its objects have the records."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Archive:
-    """One archive by an index; if an object is gone, by the newest index, which still has all covered records."""
+    """One archive, read by a given index. Once an object of this index is gone, the newest index is used instead."""
 
     store: ObjectStore
     index: ArchiveIndex
     _open: "ArchivedRecords | None" = field(default=None, init=False, repr=False)
-    """The object that was read last."""
+    """Object that was read last, kept open for the next read."""
     _of: str = field(default="", init=False, repr=False)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
@@ -77,7 +77,10 @@ class TopicArchives:
         return bool(self.archives)
 
     def of_topic(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id; if there are none, those with the first archive's id."""
+        """Return the archives of the topic with this id; if none has the id, those with `self.topic_id`.
+
+        Archives without an id match any id.
+        """
         for requested in (topic_id, self.topic_id):
             matches = tuple(archive for archive in self.archives if archive.index.topic_id in ("", requested))
             if matches and requested:
@@ -89,15 +92,15 @@ class TopicArchives:
         return union(extent for extent in every if extent.partition == partition)
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Return the offsets of a range that cannot be read."""
+        """Return the offsets of a range that none of the archives covers."""
         return minus((Extent(partition, first, end),), self.covered(partition))
 
     def reaches_back(self, partition: int, first: int) -> int:
-        """Return the offset from which the archive has all offsets before `first`; `first` itself if it has none."""
+        """Return the start of the covered range that reaches up to `first`, or `first` if there is none."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """Yield the archived records of a range of offsets, without duplicates; otherwise like `Archive.rows`."""
+        """Yield the archived records of a range of offsets, without duplicates. See `Archive.rows`."""
         remaining: Extents = (Extent(partition, first, end),)
         parts: list[tuple[Extent, int]] = []
         for number, archive in enumerate(self.archives):
@@ -108,7 +111,7 @@ class TopicArchives:
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
     def forgotten(self, partition: int, first: int, end: int) -> bool:
-        """Return True if keys were forgotten from a range, as known after it was read."""
+        """Return True if keys were forgotten from a range. Ask after reading: a read may load a newer index."""
         return any(common((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
     def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
@@ -120,7 +123,7 @@ class TopicArchives:
         return otherwise
 
     def gap(self, extent: Extent, why: str) -> Gone:
-        """Return the error for offsets that are neither in Kafka, for the reason `why`, nor in the archive."""
+        """Return the error for offsets that the archive lacks, and that Kafka lacks for the reason `why`."""
         index = self.archives[0].index
         is_thinned = any(common((extent,), archive.index.thinned) for archive in self.archives)
         reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
@@ -132,10 +135,10 @@ class TopicArchives:
 
 
 class Archives:
-    """The archives of an app's input: its own, and those of the apps that it was cloned from.
+    """Archives of what an app read: its own, and those of the apps from which it was cloned.
 
-    `opened` returns the store, and is called on first use. Results are cached for `fresh_s`. Without an app (empty),
-    there are no archives.
+    `opened` returns the store, and is called on first use. Results are cached for `fresh_s`. With an empty
+    app name, there are no archives.
     """
 
     def __init__(
@@ -145,10 +148,11 @@ class Archives:
         self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str, topic_id: str = "") -> TopicArchives:
-        """Return the archives of a topic, the nearest app's first.
+        """Return the archives of a topic: the app's own first, then those along its chain of clones.
 
-        Of re-created topics, returns those with this id; without an id, the newest, or the newest begun by `at_ms`.
-        Costs a few requests for each app. Raises `Corruption` and `Unavailable`.
+        For a re-created topic, returns the archives with this id; without an id, those of the newest incarnation,
+        or of the newest one that was archived by the constructor's `at_ms`. Costs a few requests for each app.
+        Raises `Corruption` and `Unavailable`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
         at_s, archives = self._known.get(key, (now_s - self._fresh_s - 1, TopicArchives(())))

@@ -1,8 +1,8 @@
 """Running a compaction out of core: inputs are read, merged and written one slice of the hash range at a time.
 
-Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is written as
-several SSTs with disjoint hash ranges. Also rewriting a single SST with other values, or without some rows: order and
-`_seq` are kept.
+Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is
+written as several SSTs with disjoint hash ranges. Also here: rewriting a single SST with other values, or
+without some rows, in the same order and with the same `_seq`.
 """
 
 import time
@@ -33,7 +33,7 @@ from .plan import Compaction, Done
 _SLICE_ROWS = 1 << 16
 """Approximate rows of all inputs merged at once: bounds memory."""
 _ENDS_A_FILE = 8
-"""Number of positions in an SST at which it may end, so that its size is near the target."""
+"""Number of intervals in an SST of the target size: an SST may end after any of them, so near the target."""
 _READ_BYTES = 32 << 20
 """Bytes read ahead from inputs outside the cache, of all runs together."""
 _LONGEST_S = 1800.0
@@ -55,7 +55,7 @@ def run(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Merge the inputs, and put the result into the store, under new names, and into the cache.
+    """Merge the inputs, and put the resulting SSTs, under new names, into the store and into the cache.
 
     Keeps the newest row of each key of the window, and all rows beyond the partition. Costs one put for each SST of the
     result; inputs outside the cache cost a read of their footer and one read for every few megabytes. A trivial move
@@ -109,14 +109,14 @@ def run(
 
 
 def _to_read(compaction: Compaction) -> tuple[Sst, ...]:
-    """Return the inputs without the oldest ones whose rows are all expired."""
+    """Return the inputs that must be read: not the oldest ones if all their rows are expired."""
     if compaction.drops_tombstones and compaction.clock_ms is not None:
         return without_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
     return compaction.inputs
 
 
 def _check_time(compaction: Compaction, began_s: float) -> None:
-    """Raise `Refused` if the merge takes too long."""
+    """Raise `Refused` if the merge has taken too long to be committed before its outputs may be collected."""
     if time.monotonic() - began_s > _LONGEST_S:
         raise Refused(
             f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
@@ -138,9 +138,9 @@ def merged_rows(
 ) -> Iterator[pa.Table]:
     """Yield the visible rows of a state partition, in the order and with the columns of an SST, in batches.
 
-    Visible rows are those of `ssts` that are the newest of their keys, no tombstones, and not expired by `clock_ms`.
-    Writes nothing. `columns` limits the table's columns to these and the key. `window` is the lowest and the highest
-    hash to read; None for the whole partition.
+    A row of `ssts` is visible if it is the newest of its key, is no tombstone and has not expired by
+    `clock_ms`. Writes nothing. `columns` limits the table's columns to these and the key. `window` is the
+    lowest and the highest hash to read; None for the whole partition.
     """
     window = window or bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
@@ -161,7 +161,7 @@ def _read(
     interval_rows: int,
     names: Collection[str] | None = None,
 ) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
-    """Yield the window of hashes in slices, each as intervals and the rows of each input in them."""
+    """Yield the window of hashes in slices: the intervals of a slice, and each input's rows in these intervals."""
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
     cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
     for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
@@ -178,9 +178,9 @@ def merge_rows(
 ) -> pa.Table:
     """Return the newest row of each key, in the order and with the columns of an SST of the table.
 
-    The parts have rows of one range of hashes, those of the newest SST first; in each part keys are unique.
-    `drop_tombstones` leaves out keys whose newest row is a tombstone, or is expired by `clock_ms` (None when no row
-    expires). `names` are the columns of the parts, None for all of an SST.
+    Each part has the rows of one SST in the same range of hashes, the newest SST first; keys are unique
+    within a part. `drop_tombstones` leaves out keys whose newest row is a tombstone, or is expired by
+    `clock_ms` (None when no row expires). `names` are the columns of the parts, None for all of an SST.
     """
     schema = sst_schema(table)
     if names is not None:
@@ -230,7 +230,7 @@ class _Cursor:
     def read(self, low: int, high: int) -> list[pa.Table]:
         """Return the rows with hashes from `low` to `high`, both included, in order, with the table's current columns.
 
-        Each call must ask for higher hashes than the call before.
+        Calls must ask for ascending ranges of hashes.
         """
         parts: list[pa.Table] = []
         if low > self._sst.hash_max or high < self._sst.hash_min:
@@ -320,12 +320,12 @@ class _RollingWriter:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Mark a position within a slot; the SST ends here if it is large enough and has no whole slot."""
+        """Mark a position within a slot; the current SST ends here if it is large and has no whole slot."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Mark the end of a slot; the SST ends here if `guard`, or if the next slot might not fit."""
+        """Mark the end of a slot; the SST ends here if `guard` is True or the next slot might not fit."""
         size = self._num_bytes
         if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
             self._cut(inside_a_slot=False)
@@ -362,7 +362,7 @@ class _RollingWriter:
 def rewritten(
     store: ObjectStore, cache: SstCache, sst: Sst, table: Table, change: Callable[[pa.Table], pa.Table]
 ) -> SstWriter:
-    """Encode an SST with the rows of this one after `change`, which gets batches with the table's current columns.
+    """Encode a new SST: the rows of `sst` after `change`, which gets batches with the table's current columns.
 
     Puts nothing into the store; the input is cached. Raises what `change` raises, `Corruption` if the SST is missing or
     damaged, and `Unavailable`.
@@ -375,11 +375,10 @@ Chosen = Callable[[Block], npt.NDArray[np.bool_]]
 
 
 def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
-    """Encode an SST with the rows of this one except the chosen rows.
+    """Encode a new SST with the rows of `sst` except the chosen rows; it may have no rows.
 
-    Puts nothing into the store, and may have no rows. Caches nothing. `table` is that of the oldest version that names
-    the SST: later versions can read its columns. Raises `Corruption` if the SST is missing or damaged, and
-    `Unavailable`.
+    Stores and caches nothing. `table` is the table at the oldest version that names `sst`: later versions can
+    read its columns. Raises `Corruption` if `sst` is missing or damaged, and `Unavailable`.
     """
     return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
 
@@ -387,7 +386,7 @@ def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWr
 def _encoded(
     table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
 ) -> SstWriter:
-    """Encode the rows of an SST's blocks, changed, in batches, without the chosen rows."""
+    """Encode the rows of an SST's blocks in batches, without the chosen rows and as changed by `change`."""
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
         count = block.stored.num_rows
@@ -409,7 +408,7 @@ def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:
-    """Return a function that chooses the rows of these keys, in look-up form, with their ascending hashes."""
+    """Return a function that chooses the rows of these keys; `hashes` are ascending, `keys` as for a look-up."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)

@@ -29,7 +29,10 @@ _MOST_SLOTS = 1 << 30
 def pick_for(
     manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
-    """Return `pick` for a version's table and clock; with `full`, `pick_all`. Empty if the stage has no table."""
+    """Return the result of `pick`, or of `pick_all` with `full`, for the table and clock of a version.
+
+    Empty if the stage has no table. `only` selects state partitions for `pick_all`.
+    """
     table = manifest.table
     if table is None:
         return ()
@@ -40,7 +43,7 @@ def pick_for(
 def pick(
     ssts: Iterable[Sst], partitions: int, policy: Policy, *, clock_ms: int | None = None
 ) -> tuple[Compaction, ...]:
-    """Return the compactions that a table's policy requires, partitions ascending; no SST is in two of them.
+    """Return the compactions that a table's policy requires, by ascending partition; no two share an input.
 
     The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. If expired
     rows take at least half of the bytes of the oldest runs (`ttl.expired_suffix`), these are merged first, however few.
@@ -73,7 +76,7 @@ def _by_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
 def _merge_expired(
     partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
 ) -> tuple[Compaction, ...]:
-    """Return the merge of the oldest runs if expired rows are most of their bytes, else none."""
+    """Return the merge of the oldest runs if most of their bytes are expired rows, else none."""
     if clock_ms is None or not any(sst.expiring for sst in ssts):
         return ()
     runs = sorted_runs(ssts)
@@ -92,7 +95,7 @@ def pick_all(
     clock_ms: int | None = None,
     only: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Return the compaction of each state partition that `only` accepts into one run; no SST is in two of them.
+    """Return a compaction into one run for each state partition that `only` accepts; no two share an input.
 
     Skips partitions that are already one run, without tombstones and expired rows, and within the partition.
     """
@@ -109,7 +112,7 @@ def pick_all(
 
 
 def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
-    """Return the compactions that share no input with an earlier one; a skipped one is picked again later."""
+    """Return the compactions that share no input with an earlier one; skipped ones are picked again later."""
     picked: list[Compaction] = []
     inputs: set[Sst] = set()
     for compaction in compactions:
@@ -120,7 +123,7 @@ def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
 
 
 def _everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """Return the compaction of all these SSTs, which touch a state partition, into one run."""
+    """Return the compaction into one run of all these SSTs, which overlap the state partition."""
     if policy.kind == "leveled":
         return _Tree(partition, partitions, ssts, policy).everything()
     return _universal(partition, partitions, ssts, policy)
@@ -159,13 +162,13 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
 
 
 def _universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """Return the compaction of all these SSTs into one run."""
+    """Return the universal compaction of all these SSTs into one run."""
     inputs, target = newest_first(ssts), policy.target_file_bytes
     return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
 def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
-    """Return start and end of the first sequence of runs of similar size (newest first), or None."""
+    """Return start and end, in `sizes` (newest first), of the first sequence of runs of similar size, or None."""
     for start in range(len(sizes)):
         total, end = sizes[start], start + 1
         while (
@@ -212,7 +215,7 @@ class _Tree:
         self._level = _levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
-        """Yield the compactions of the level that needs them most; none if no level does.
+        """Yield the compactions of the level that most needs compaction; none if no level needs any.
 
         A level's score is its runs divided by `l0_trigger` for level 0, and its bytes divided by its size limit for
         other levels. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough SSTs
@@ -255,7 +258,7 @@ class _Tree:
                     yield compaction
 
     def _cheapest(self, level: int) -> list[Sst]:
-        """Return the SSTs of a level, those first whose merge rewrites the fewest bytes of the next level."""
+        """Return the SSTs of a level by ascending cost: bytes to rewrite in the next level per own byte."""
         below = sorted((sst for sst in self._ssts if self._level[sst] == level + 1), key=lambda sst: sst.hash_min)
         begins, ends = [sst.hash_min for sst in below], [sst.hash_max for sst in below]
         cumulative = list(accumulate((sst.bytes for sst in below), initial=0))
@@ -267,7 +270,7 @@ class _Tree:
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
     def _closed(self, ssts: Iterable[Sst], into: int) -> Compaction:
-        """Return the smallest compaction of these SSTs into a level (or a deeper one) whose result keeps the law."""
+        """Return the smallest compaction with these inputs, into `into` or deeper, that keeps the law."""
         inputs = set(ssts)
         while True:
             top = min(self._level[sst] for sst in inputs)
@@ -327,7 +330,7 @@ class _Tree:
 
 
 def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
-    """Return the effective level of each SST: its own, if all older SSTs that it overlaps are in deeper levels, else 0.
+    """Return the effective level of each SST: its stored one if all older overlapping SSTs are deeper, else 0.
 
     Universal compaction numbers levels differently. Of its SSTs, the oldest run becomes a level, and newer runs are
     merged like level 0. `deepest` limits a level number that universal compaction has counted up.

@@ -31,18 +31,20 @@ class Compaction:
     partitions: int
     """The table's number of state partitions."""
     inputs: tuple[Sst, ...]
-    """SSTs of the runs, newest first, at least one; also those that reach into other partitions."""
+    """SSTs of the runs, newest first, at least one; some may reach into other partitions."""
     drops_tombstones: bool
-    """True if no older row of these hashes is left that a tombstone could hide. Then expired rows are dropped, too;
-    otherwise they stay, because they hide older rows as well."""
+    """True if no older row of these hashes is left that a tombstone could hide. Expired rows are then
+    dropped, too; otherwise they stay, because an expired row also hides older rows.
+    """
     level: int = 0
-    """Level of the outputs; 0 for one more than the highest input level."""
+    """Level of the outputs; 0 means the highest input level plus one."""
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
     """The lowest and the highest hash that is merged; None for all of the partition."""
     slots: int = 0
-    """Number of equal ranges of all hashes; an SST larger than one begins and ends at their bounds. 0 for the table's
-    own number of partitions."""
+    """Number of equal ranges (slots) of all hashes: an SST that spans several slots begins and ends at slot bounds.
+    0 means the table's number of state partitions.
+    """
     guards: frozenset[int] = frozenset()
     """First hashes of slots before which outputs are always cut."""
     clock_ms: int | None = None
@@ -72,7 +74,9 @@ class Done:
 
     compaction: Compaction
     outputs: tuple[Sst, ...]
-    """SSTs of the merged run in hash order, none if no row was left; then parts of inputs beyond the partition."""
+    """SSTs of the merged run in hash order, none if no row was left, followed by the parts of inputs that lie
+    beyond the partition.
+    """
 
     @property
     def output_bytes(self) -> int:
@@ -88,9 +92,9 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
 def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
     """Return the SSTs of a manifest with each result in the place of its inputs.
 
-    The manifest may be newer than the compacted one: SSTs added since stay, before the result. A result is left out if
-    it does not fit any more, because its inputs were merged or dropped otherwise: an input is gone, an SST came to lie
-    between the inputs, or tombstones were dropped and there is an older SST now.
+    `ssts` may be of a newer version than the compacted one: SSTs added since stay, before the result. A
+    result that no longer fits is left out: one of its inputs was merged or dropped meanwhile, an SST now lies
+    between the inputs, or tombstones were dropped although there is an older SST now.
     """
     current = tuple(ssts)
     for merge in done:
@@ -107,7 +111,7 @@ def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
 
 
 def apply_to(manifest: Manifest, done: Sequence[Done]) -> Manifest:
-    """Return the manifest with each result in the place of its inputs (`apply`), in the main or side tables."""
+    """Return the manifest with each result in the place of its inputs (see `apply`), in main and side tables."""
     sides = {name: replace(side, ssts=apply(side.ssts, done)) for name, side in manifest.side_tables.items()}
     return replace(manifest, ssts=apply(manifest.ssts, done), side_tables=sides)
 
@@ -147,7 +151,7 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
 
 
 def _side_tables(base: Manifest, manifest: Manifest, onto: Manifest) -> dict[str, SideTable]:
-    """Return the side tables of a rebased version: the batch's if it changed them, else those of `onto`."""
+    """Return the side tables of a rebased version: those of `manifest` if changed from `base`, else of `onto`."""
     if manifest.side_tables != carried(base).side_tables:
         return manifest.side_tables
     return carried(onto).side_tables

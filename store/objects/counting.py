@@ -29,11 +29,11 @@ from .protocol import ObjectStore
 from .wrapper import Wrapper
 
 Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
-"""A count that only grows during the life of a stage."""
+"""A count that only grows while the stage exists."""
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """Requests, bytes, look-ups and commits of some versions of a stage, by all processes that worked for it."""
+    """Requests, bytes, look-ups and commits of some versions of a stage, by all processes that worked for the stage."""
 
     ms: Sum = 0
     """Duration that the counters cover, in ms; time without a runner is not included."""
@@ -47,11 +47,11 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     keys: Sum = 0
     """Keys that batches looked up."""
     searched: Sum = 0
-    """Probes: pairs of such a key and an SST that could have it."""
+    """Probes: pairs of a looked-up key and an SST that could have the key."""
     filtered: Sum = 0
-    """Probes that a filter ruled out."""
+    """Probes that a filter ruled out, so that the SST was not searched."""
     cache_hits: Sum = 0
-    """Searched SSTs that were in the machine's cache."""
+    """Searched SSTs that were in the cache of the machine that searched."""
     cache_misses: Sum = 0
     row_groups: Sum = 0
     """Row groups read from the store by ranges."""
@@ -90,7 +90,7 @@ class Prices(Struct, frozen=True):
     delete_per_1000: _Price = 0.0
     stored_per_gb_month: _Price = 0.023
     read_per_gb: _Price = 0.0
-    """Outbound traffic: 0.02 and more to another region, 0.09 and less to the internet."""
+    """Price of outbound traffic: 0.02 and more to another region, 0.09 and less to the internet."""
     currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
 
 
@@ -129,10 +129,10 @@ class Reads:
     row_groups: int = 0
     """Row groups read from the store by ranges, in part or whole."""
     touched_bytes: int = 0
-    """Bytes of the row groups that keys fall in by their hash, also those that a filter ruled out."""
+    """Bytes of the row groups whose hash range has a searched key, even if a filter ruled them out."""
     keys: int = 0
     searched: int = 0
-    """Probes: pairs of a key and an SST whose range of hashes has the key's, newest first until the key is found."""
+    """Probes: pairs of a key and an SST that may have it by its hash range, up to the SST that has the key."""
     filtered: int = 0
     """Probes that a filter ruled out: no row group was read, and no hashes were searched."""
     cache_hits: int = 0
@@ -147,7 +147,7 @@ class Reads:
 
 
 def looked_up(reads: Reads) -> Stats:
-    """Return the look-up counters as `Stats`. Requests are left out: the store counts those."""
+    """Return the look-up counters as `Stats`, without requests, which the store counts."""
     names = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
     return Stats(**{name: getattr(reads, name) for name in names})
 
@@ -161,7 +161,7 @@ VERBS = {
     "list_folders": "lists",
     "delete": "deletes",
 }
-"""S3's verb for each method of a store, as `Stats` names it."""
+"""S3's verb for each method of a store, under the verb's name in `Stats`."""
 
 _PAGE = 1000
 """Keys in one page of an S3 listing."""
@@ -249,7 +249,7 @@ _BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counters in a memory-mapped file of this process, created or continued. Safe to use from many threads."""
+    """Counters of this process in a memory-mapped file, created or continued. Safe to use from many threads."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ _LEFTOVER_S = 3600
 """Age from which a temporary file cannot belong to a put that is still running."""
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Error numbers of a read whose key names a folder, is missing, or goes through a file."""
+"""Error numbers of a read that finds no object: the key is missing, names a folder, or goes through a file."""
 
 
 class LocalStore(OtherRoots):
@@ -115,7 +115,7 @@ class LocalStore(OtherRoots):
                     raise
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Yield all temporary files, of running puts and of killed ones. Their keys are not known."""
+        """Yield all temporary files, of running and of killed puts. The keys of these puts are unknown."""
         scratch = self._root / _SCRATCH
         with self._translated("list", prefix):
             for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
@@ -159,8 +159,8 @@ class LocalStore(OtherRoots):
     def _entries(self, prefix: str, start_after: str = "") -> Sequence[tuple[str, os.DirEntry[str]]]:
         """Return the entries of one folder whose keys start with a prefix, in key order; folder keys end in '/'.
 
-        That slash makes the order of entries the key order of all objects below them. Folders whose keys all sort up to
-        `start_after` are left out and not read.
+        With this slash, entries sort like the keys of all objects below them. A folder is left out and not read
+        if all keys below it sort up to `start_after`.
         """
         folder = prefix[: prefix.rfind("/") + 1]
         matches = []
@@ -241,7 +241,7 @@ class SpooledStore(Wrapper):
         self._inner.put(key, self._spool.get(key))
 
     def forget(self, key: str) -> None:
-        """Remove an object from the folder, once it is uploaded or not needed."""
+        """Remove an object from the folder, after it was uploaded or when nobody needs it."""
         self._spool.delete(key)
 
     def get(self, key: str) -> bytes:

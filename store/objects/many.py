@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
-    """Yield `ask(item)` for each item, in order, with `workers` threads; at most `ahead` answers wait to be read."""
+    """Yield `ask(item)` for each item, in order, with `workers` threads; at most `ahead` answers wait unread."""
     under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -27,12 +27,15 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 def access_to(store: ObjectStore) -> S3Access | None:
-    """Return the place and current credentials of the store, for another process; None if the root is enough."""
+    """Return the place and current credentials of the store, for another process that needs more than the root.
+
+    Returns None if the root is enough.
+    """
     return store.access() if isinstance(store, Remote) else None
 
 
 def take(access: S3Access | None) -> S3Place | None:
-    """Accept another process's access to S3, also for stores open there. Returns the place, for `open_store`."""
+    """Use another process's access to S3, also in stores that are already open. Returns the place, for `open_store`."""
     if access is None:
         return None
     from .s3_client import take as sign_anew
@@ -100,7 +103,7 @@ OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """Raise `Usage` for a root that no store has as its `url`. Empty is valid: the root of the manifest itself."""
+    """Raise `Usage` for a root that cannot be a store's `url`. Empty is valid, and means the manifest's own root."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

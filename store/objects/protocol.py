@@ -37,8 +37,8 @@ class ObjectStore(Protocol):
     def at(self, root: str) -> "ObjectStore":
         """Return the store at another root (a `url`; empty for this store). Repeated calls return the same object.
 
-        Its requests use this store's patience and settings, and are counted with this store's. Raises `Usage` if the
-        root cannot be parsed.
+        Requests of the returned store use the patience and settings of this store, and are counted with its
+        requests. Raises `Usage` if the root cannot be parsed.
         """
 
     def get(self, key: str) -> bytes:
@@ -85,7 +85,7 @@ def exists(store: ObjectStore, key: str) -> bool:
 
 
 def documents(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-    """Yield the JSON objects under a prefix; other keys are temporary uploads that some servers list."""
+    """Yield the JSON objects under a prefix, without the temporary uploads that some servers list."""
     return (info for info in store.list(prefix, start_after) if info.key.endswith(".json"))
 
 

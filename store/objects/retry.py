@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class RetryBudget:
-    """A token bucket for retries: each takes one token, and is not sent without one. Safe to use from many threads.
+    """A token bucket for retries: a retry takes one token, and is not sent if none is left. Thread-safe.
 
     Backoff alone slows each request down, but a hundred threads that back off still send many times what an overloaded
     server can answer, most of it for the second or third time. The bucket bounds the sum. Tokens refill with time, by a
@@ -68,7 +68,7 @@ class RetryBudget:
             return True
 
     def answered(self, *, repeated: bool) -> None:
-        """Refill the bucket after the server answered a request; `repeated` if a token was taken for that request."""
+        """Refill the bucket after an answered request; `repeated` says that the request had taken a token."""
         with self._lock:
             self._tokens = min(self.at_once, self._tokens + (1 if repeated else _PER_ANSWER))
 

@@ -36,7 +36,7 @@ _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _USER = re.compile(r"//[^/]*@")
 
 _NO_FILE = (None, None, os.devnull, None)
-"""Definition of a botocore setting that points to no file: setting, variable, default, conversion."""
+"""Definition of a botocore setting without a file, as (setting, variable, default, conversion)."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
@@ -155,7 +155,7 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
 
 
 class _Handed(Credentials):
-    """Latest credentials from another process; botocore also uses this object as their resolver."""
+    """Latest credentials from another process. The object is also botocore's credential resolver."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
@@ -172,7 +172,7 @@ _handed: dict[S3Place, _Handed] = {}
 
 
 def take(access: S3Access) -> S3Place:
-    """Sign requests to the place with these credentials from now on, in existing clients too. Returns the place.
+    """Sign requests to an access's place with its credentials from now on, in existing clients too. Returns the place.
 
     So a long-lived worker keeps one client for a place, however often the credentials change.
     """
@@ -254,7 +254,7 @@ def error_code(error: boto.ClientError) -> str:
 
 @contextmanager
 def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Raise errors of boto3 as slackwater's. Answers with an `expected` code pass through as `ClientError`.
+    """Raise boto3's errors as slackwater's errors. Answers with an `expected` code pass through as `ClientError`.
 
     Decides by error code and not by HTTP status: web servers that are not S3 also answer 404, and so does versitygw to
     unknown credentials.

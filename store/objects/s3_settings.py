@@ -34,9 +34,9 @@ class S3Settings(msgspec.Struct, frozen=True):
     """Encryption, timeouts, retries and part sizes of requests to S3."""
 
     sse: str = ""
-    """Encryption at rest to ask for with each object: "AES256", "aws:kms", or empty for the bucket's own."""
+    """Encryption at rest to ask for with each object: "AES256", "aws:kms", or empty for the bucket's default."""
     sse_kms_key_id: str = ""
-    """Id, alias or ARN of the key for "aws:kms"; empty for the account's own."""
+    """Id, alias or ARN of the key for "aws:kms"; empty for the account's default key."""
     sse_bucket_key: bool = False
     """True to use an S3 Bucket Key, so that KMS is asked once for many objects and not for each."""
     connect_timeout_s: _Seconds = 5.0
@@ -51,7 +51,7 @@ class S3Settings(msgspec.Struct, frozen=True):
     part_bytes: _Part = 8 * _MIB
     """Size of a part, of writes and of reads."""
     parallel_parts: _Several = 4
-    """Number of parts of one object in transfer at a time; 1 for one after the other."""
+    """Number of parts of one object that are transferred concurrently; 1 for sequential transfer."""
 
 
 _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(S3Settings)}
@@ -110,7 +110,7 @@ class S3Place:
     region: str
     settings: S3Settings
     ca_bundle: str = ""
-    """File of the certificates to trust, needed on each machine; empty for those of the machine."""
+    """File of the certificates to trust, needed on each machine; empty to trust the machine's certificates."""
     handed_over: bool = False
     """True if another process provided the place: AWS's environment and files on this machine are then ignored."""
 

@@ -43,12 +43,12 @@ T = TypeVar("T")
 class S3Store(OtherRoots):
     """Objects under one prefix of one bucket.
 
-    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
-    conditional writes), for up to `patience_s`, and within a budget that all stores of this process share. Endpoint,
-    region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server
-    that is not AWS's. Large objects are moved in parts.
+    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict
+    of conditional writes), for up to `patience_s`, and within a budget that all stores of this process share.
+    Endpoint, region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or
+    AWS_ENDPOINT_URL name a server that is not AWS's. Large objects are moved in parts.
 
-    Every method may raise, in addition to the errors that it names:
+    Every method may raise, in addition to the errors in its own docstring:
         Unavailable: the server did not answer within `patience_s`.
         NotFound: there is no such bucket.
         Refused: credentials, permissions or region are wrong, the key is not usable, or the server does not encrypt.
@@ -60,7 +60,7 @@ class S3Store(OtherRoots):
         endpoint_url: overrides the environment.
         patience_s: time for which a request is retried, in seconds.
         settings: encryption, timeouts and parts; None takes them from the environment.
-        place: endpoint and settings from another process (`client.take`); overrides both arguments.
+        place: endpoint and settings from another process (`s3_client.take`); overrides `endpoint_url` and `settings`.
     """
 
     def __init__(

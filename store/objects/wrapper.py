@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class OtherRoots(ABC):
-    """Base class whose `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
+    """Base class whose `at` opens each other root once, by `open_other`, or by `open_store` if that is None."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
-    """`open_store`; set by its module, which imports this one."""
+    """The function `open_store`, assigned by its module to avoid a circular import."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other

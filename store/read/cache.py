@@ -34,7 +34,7 @@ _SHOWN = ".shown.parquet"
 
 
 class ParquetCopies:
-    """Parquet files that this process checked once, and that stay until `close`. Safe to use from many threads.
+    """Local Parquet files, each checked once by this process and kept until `close`. Safe to use from many threads.
 
     Copies that the cache folder cannot hold go to a temporary folder, removed with this object.
     """
@@ -57,7 +57,7 @@ class ParquetCopies:
         return path
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a file with the same rows, and values that SQL supports. See `SstCache.sql_path`."""
+        """Return a file with the SST's rows, and values that SQL supports. See `SstCache.sql_path`."""
         if not sst.unshowable:
             return self.path(store, sst)
         name = file_name(sst) + _SHOWN
@@ -185,7 +185,7 @@ class SstCache:
         return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
-        """Return the SST's rows; None if neither the folder nor the memory limit can hold them.
+        """Return the SST's rows, fetched if needed; None if neither folder nor memory limit can hold them.
 
         `reads` counts the requests to the store. Raises `Corruption` if the SST is missing or damaged, and
         `Unavailable`.
@@ -273,7 +273,7 @@ class SstCache:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Cache the rows of an SST that was just written: exactly its columns, with their ids, and its order."""
+        """Cache the rows of an SST that was just written; `rows` has the SST's columns, field ids and order."""
         self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
@@ -291,7 +291,7 @@ class SstCache:
         return self._parquet.path(store, sst)
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a Parquet file for DuckDB with the SST's rows in their order; otherwise like `parquet_path`.
+        """Return a Parquet file for DuckDB with the SST's rows, in order. For errors see `parquet_path`.
 
         Values that SQL cannot represent are replaced (`arrow_types.showable`).
         """

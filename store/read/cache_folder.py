@@ -34,7 +34,7 @@ _TEMPORARY = ".tmp-"
 _STALE_S = 3600
 """Age from which a temporary file belongs to a process that died."""
 _SLACK = 0.1
-"""Share of the folder that eviction frees; other processes' files are measured again after as many own bytes."""
+"""Share of the folder that eviction frees, and that this process may write before it measures the folder again."""
 
 
 class CacheFolder:
@@ -174,7 +174,7 @@ _TRAILER_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The rows of one SST, ready for look-ups. Valid for as long as it is referenced."""
+    """The rows of one SST, ready for look-ups. The memory stays valid for as long as this object is referenced."""
 
     blocks: tuple[Block, ...]
     """The SST's rows in order."""
@@ -185,12 +185,12 @@ class Mapped:
 
     @staticmethod
     def of(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
-        """Create the value from an SST's rows. Raises `Corruption` unless the table has, or had, their columns."""
+        """Create the value from an SST's rows. Raises `Corruption` if the table never had the rows' columns."""
         reading = check_shape(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return Mapped(tuple(Block.of(batch, reading) for batch in rows), memory_bytes, table)
 
     def read_as(self, table: Table, sst: Sst) -> "Mapped":
-        """Return the same rows, read by another version's table definition. Raises `Corruption` like `of`."""
+        """Return these rows under another version's table. Raises `Corruption` if it never had their columns."""
         if table == self.table or not self.blocks:
             return self
         reading = check_shape(sst, table, self.blocks[0].stored.schema, sst.rows)
@@ -228,7 +228,7 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
-    """Map a file of `write_file`. The map stays valid if the file is unlinked or replaced later.
+    """Map a file written by `write_file`. The map stays valid if the file is unlinked or replaced later.
 
     Raises `Corruption`, `ArrowException` or `OSError` if the file is not what was written for this SST.
     """

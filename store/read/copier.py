@@ -37,7 +37,8 @@ class Copier:
     def ssts(self, ssts: Iterable[Sst], *, may_be_gone: bool) -> None:
         """Copy the SSTs that the target lacks, each checked against its manifest.
 
-        Raises `Corruption` if an SST is damaged, or missing although not `may_be_gone`, and `Unavailable`.
+        With `may_be_gone`, skips missing SSTs. Raises `Corruption` if an SST is damaged, or missing without
+        `may_be_gone`, and `Unavailable`.
         """
         missing = {sst.object: sst for sst in ssts if not self._has(sst.object, sst.bytes)}
 

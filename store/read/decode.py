@@ -38,9 +38,9 @@ class Block:
     """Rows with the SST's columns. Its own columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly. The
     table's columns may be read only through `rows` and `take`."""
     hashes: npt.NDArray[np.int64]
-    """The rows' `_hash`, ascending: numpy's view of the same memory."""
+    """The rows' `_hash`, ascending: a numpy view of the memory of `stored`."""
     sparse: npt.NDArray[np.int64]
-    """A copy of every 64th hash, which fits into a core's cache; empty for a small block, which fits as a whole."""
+    """A copy of every 64th hash, which fits into a core's cache; empty for a small block, whose hashes all fit."""
     reading: Reading | None = None
     """Conversion of `stored` to rows of the table; None if the columns are the same."""
 
@@ -57,7 +57,7 @@ class Block:
         return stored.select(names) if self.reading is None else self.reading.read(stored, names)
 
     def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
-        """Return these columns of the rows at these positions; converts no other rows to the table's columns."""
+        """Return these columns of the rows at these positions; other rows are not converted to the table's columns."""
         if self.reading is None:
             return self.stored.select(names).take(pa.array(at))
         return self.reading.read(self.stored.select(self.reading.stored_names(names)).take(pa.array(at)), names)
@@ -88,9 +88,9 @@ class Block:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
         """Find the keys at these `positions` of `keys`; `hashes` are those of all `keys`, ascending.
 
-        Yields positions of keys whose hash the block has, the index of a row with that hash for each, `columns` of
-        these rows, and a mask of rows with the very key. After a hash collision, the key is yielded again with the next
-        row of that hash, if there is one.
+        Yields four aligned values: positions of keys whose hash the block has, the index of a row with that hash
+        for each, `columns` of these rows, and a mask that is True where the row has the searched key. After a
+        hash collision, the key is yielded again with the next row of that hash, if there is one.
         """
         if not self.hashes.size:
             return
@@ -115,8 +115,8 @@ class Block:
 def check_shape(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Reading | None:
     """Return the conversion of a file's columns to the table's (`evolution.reading`); None if they are the same.
 
-    The file may have `_expires_at` or not, whatever the table has now. Raises `Corruption` unless the table has, or
-    had, these columns, and the row count is the manifest's.
+    The file may have `_expires_at` or not, whatever the table has now. Raises `Corruption` if the table never
+    had these columns, or if the row count differs from the manifest's.
     """
     try:
         conversion = reading(stored, table)
@@ -150,7 +150,7 @@ def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Tabl
 
 
 def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of these row groups, in this order, with these columns or all."""
+    """Return the rows of these row groups, in the given order, with these columns; None for all columns."""
     rows = sum(file.metadata.row_group(group).num_rows for group in groups)
     batches = file.iter_batches(batch_size=max(rows, 1), row_groups=list(groups), columns=columns and list(columns))
     schema = file.schema_arrow
@@ -158,7 +158,7 @@ def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[s
 
 
 class Cells(dict[str, Callable[[int], object]]):
-    """Accessors by column name, of the table or of SSTs; each returns the value in a row. Created on first use.
+    """Functions by column name (of the table or of SSTs) that return the value in a row. Created on first use.
 
     The values are converted like those of `arrow_types.python_rows`. Threads may share it.
     """

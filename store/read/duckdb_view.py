@@ -116,7 +116,7 @@ def _mapped_rows(
     columns: Sequence[str],
     condition: str,
 ) -> Iterator[duckdb.DuckDBPyRelation]:
-    """Yield relations with the visible rows of mapped SSTs, given with the positions of hidden rows; one per layout."""
+    """Yield relations with the visible rows of mapped SSTs, one for each layout. `rows` has the hidden positions."""
     groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
     for mapped, hidden in rows:
         fields = tuple((field.name, field.type, field.nullable) for field in mapped.stored.schema)
@@ -149,7 +149,7 @@ def _newest_rows(
     by_name: bool,
     condition: str,
 ) -> Iterator[str]:
-    """Yield the SELECTs of the view for some SSTs and their files; sets the variables that they need."""
+    """Yield the SELECTs of the view for some SSTs and their files; set the variables that the SELECTs need."""
     all_visible = [path for sst, path in ssts if sst not in hidden]
     if all_visible:
         yield f"SELECT {selected} FROM {from_files(all_visible, by_name=by_name)} WHERE {condition}"
@@ -179,9 +179,9 @@ class Alike:
     positions: tuple[int, ...]
     """Positions in the sequence passed to `alike`."""
     reading: Reading | None = None
-    """Conversion of their rows to the table's columns; None if the columns are the same."""
+    """Conversion of the SSTs' rows to the table's columns; None if the columns are the same."""
     expires: bool | None = None
-    """True if they have `_expires_at`, False if they lack it; None if some may have it."""
+    """True if the SSTs have `_expires_at`, False if they lack it; None if some may have it."""
 
     def select(self, con: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
         """Return these columns, of the table or of SSTs, as a list of SQL expressions."""
@@ -223,7 +223,7 @@ def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple
 
 
 def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
-    """Return a FROM clause over these files; `by_name` if some may lack a column, `filename` adds the path."""
+    """Return a FROM clause over these files; `by_name` if some may lack a column, `filename` to add the path."""
     files = ", ".join(literal(str(path)) for path in paths)
     # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
@@ -246,13 +246,13 @@ _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int6
 
 @dataclass(slots=True)
 class _Stay:
-    """An SST in consecutive versions, and the SSTs that may hide its rows. Positions of versions count from 0."""
+    """Consecutive versions that have an SST, and the SSTs that may hide its rows. Versions are positions from 0."""
 
     sst: Sst
     first: int
     last: int
     changes: list[tuple[int, list[Sst], list[Sst]]] = field(default_factory=list)
-    """Positions at which SSTs that may hide its rows were added, and at which some were removed."""
+    """Positions at which SSTs that may hide its rows were added, and positions at which some were removed."""
 
 
 def register_versions(
@@ -333,7 +333,7 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
 
 
 def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:
-    """Return the spans of positions that show each row, for rows hidden at some position of their SST."""
+    """Return, for rows that are hidden at some position of their SST, the spans of positions that show them."""
     columns: list[list[npt.NDArray[np.int64]]] = [[], [], [], []]
     hiding = Hiding(store, cache, table)
     for number, stay in enumerate(stays):
@@ -348,7 +348,7 @@ def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: T
 
 
 def _row_spans(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
-    """Yield the spans of rows that are hidden at some position; an empty span for rows that are never visible."""
+    """Yield the spans of rows that are hidden at some position; rows that are never visible get an empty span."""
     # Number of SSTs that hide each row, and the position since which the row is visible; -1 while it is hidden.
     hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
     changed = np.zeros(stay.sst.rows, np.bool_)

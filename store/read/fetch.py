@@ -1,4 +1,4 @@
-"""Fetching SSTs: whole, checked against the manifest, or by ranges: close ones in one request, the rest in parallel."""
+"""Fetching SSTs whole, checked against the manifest, or by ranges: in parallel, nearby ranges in one request."""
 
 import os
 from bisect import bisect_right
@@ -18,13 +18,13 @@ from ..versions.manifest import Sst
 
 
 def file_name(sst: Sst) -> str:
-    """Return the name of local copies: the object's own, and the checksum in case two roots have the same name."""
+    """Return the name of local copies: object name and checksum, because two roots may have the same object name."""
     # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """Return the whole object's bytes. Raises `Corruption` if it is missing or differs from its manifest entry."""
+    """Return the whole object's bytes. Raises `Corruption` if they are missing or contradict the manifest entry."""
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
@@ -51,11 +51,11 @@ def corrupt(sst: Sst, reason: str) -> Corruption:
 
 
 _SMALL_GAP_BYTES = 4_096
-"""Gaps up to this are always read, too: cheaper than another request."""
+"""Size up to which a gap between ranges is always read, because that is cheaper than another request."""
 _MAX_GAP_BYTES = 65_536
-"""Larger gaps are never read."""
+"""Size above which a gap between ranges is never read."""
 _MAX_GAP_SHARE = 16
-"""Gaps of a size in between are read if at most 1/n of the bytes before them, because many gaps would add up."""
+"""Divisor n: a gap between both sizes is read if it has at most 1/n of the useful bytes before it."""
 _LARGEST_BYTES = 8 << 20
 """Size from which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
 _AT_ONCE = 32

@@ -57,9 +57,9 @@ class Footer:
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     checks: npt.NDArray[np.int64]
-    """Offsets of the filter checksums of each row group, and the end of the last."""
+    """Start offset of the filter checksums of each row group, followed by the end of the last."""
     checksums: bytes
-    """Checksums of the index of each row group."""
+    """Checksum of the page index of each row group."""
 
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
         """Return the start and end offset of a chunk of a filter."""
@@ -71,7 +71,7 @@ class Footer:
         return [*index_ranges(self.groups[group]), (int(self.checks[group]), int(self.checks[group + 1]))]
 
     def filter_bytes(self, group: int) -> int:
-        """Return the bytes of bits in a row group's filter."""
+        """Return the size in bytes of a row group's filter, without headers."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return end - start
 
@@ -81,9 +81,9 @@ class PageIndex:
     """Locations and value ranges of the pages of a row group. The pages of all columns begin at the same rows."""
 
     first_row: npt.NDArray[np.int64]
-    """First row of each page within the row group, and the row count."""
+    """First row of each page within the row group, followed by the group's row count."""
     start: npt.NDArray[np.int64]
-    """Start offsets in the file, by plain column in chunk order, and by page."""
+    """Start offsets in the file, by leaf column in chunk order, then by page."""
     end: npt.NDArray[np.int64]
     ranges: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
     """Least and largest value in each page, for columns with such statistics."""
@@ -132,7 +132,7 @@ def _footer_start(sst: Sst) -> int:
 
 
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
-    """Decode the footer from the object's last bytes. Raises `Corruption` if it is not what was written."""
+    """Decode the footer from the object's last bytes. Raises `Corruption` if these are not what was written."""
     end = data[len(data) - sst.footer_bytes :]
     actual = xxhash.xxh3_128_hexdigest(end)
     # Checked first, because some malformed footers crash Arrow.
@@ -269,7 +269,7 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 
 
 def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads, most_bytes: int) -> list[bytes]:
-    """Return the last bytes of these SSTs, with the footers, in one round trip; empty if the footer is cached.
+    """Return the last bytes of each SST, with its footer, in one round trip; empty if the footer is cached.
 
     Includes the page index before the footer, if it has at most `most_bytes`. Raises `Corruption` or `Unavailable`.
     """

@@ -55,8 +55,9 @@ def falling_due(
 ) -> tuple[pa.Table, int | None]:
     """Return `_hash`, key and `_seq` of the SSTs' rows that fall due in a span of time, hidden rows included.
 
-    Also returns the earliest later time at which a row may fall due, or None for never. `span` is the first and last
-    millisecond since 1970 UTC, `hashes` are the lowest and highest hash of the rows to find. All bounds are inclusive.
+    Also returns the earliest time after the span at which a row may fall due, or None for never. `span` is
+    the first and last millisecond since 1970 UTC, `hashes` are the lowest and highest hash of the rows to
+    find. All bounds are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -139,9 +140,9 @@ class LookUps:
         return values, present, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """Return the visible rows that fall due in a span of time. Arguments are those of `falling_due`.
+        """Return the visible rows that fall due in a span of time. For the arguments see `falling_due`.
 
-        Looks each candidate up again, because another SST may have a newer row of the key.
+        Each candidate is looked up again, because another SST may have a newer row of its key.
         """
         candidates, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
         keys = candidates.drop_columns([SEQ])
@@ -276,7 +277,7 @@ class _Cold:
         return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
-        """Read pages of this SST and of older SSTs for the same keys, in one round trip, if they are few bytes."""
+        """Read pages of `sst` and older SSTs for the missing keys, in one round trip, if the pages are few bytes."""
         parts_of, size = {}, 0
         for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.over(self._ssts)):
             if other in self._ranged and other not in self._ahead:
@@ -332,7 +333,7 @@ class _Search:
                 yield sst, positions
 
     def look_in(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
-        """Search these blocks for the keys at these positions, and keep the rows found."""
+        """Search these blocks for the keys at the candidate positions, and keep the rows that are found."""
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
             for positions, _, rows, same in block.match(
@@ -341,7 +342,7 @@ class _Search:
                 self._take(rows, positions, same)
 
     def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows whose key is the searched one (`same`); they are the newest of their keys."""
+        """Keep the rows whose key is the searched one, as the mask `same` says; they are the newest of their keys."""
         self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]

@@ -66,7 +66,7 @@ def _is_visible(cells: Cells, at: int, clock_ms: int | None) -> bool:
 
 
 def _is_same(key: object, stored: object) -> bool:
-    """Return True if two key values are equal: null equals null, NaN equals NaN, also in a struct."""
+    """Return True if two key values are equal; null equals null and NaN equals NaN, also inside a struct."""
     if key == stored:
         return True
     if isinstance(key, dict) and isinstance(stored, dict):

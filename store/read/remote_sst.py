@@ -56,9 +56,10 @@ class RangedSst:
         self._located = Located(sst, self._footer, tail)
 
     def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
-        """Return a mask of these hashes (ascending) that the SST may have, and the pages that may have them.
+        """Return a mask of the hashes (ascending) that the SST may have, and the pages that may have these hashes.
 
-        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged, and `Unavailable`.
+        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged, and
+        `Unavailable`.
         """
         locate([(self, hashes)], filtered=filtered)
         first, end = self._spans(hashes)
@@ -100,8 +101,8 @@ class RangedSst:
     def having(self, column: str, low: int, high: int) -> list[Part]:
         """Return the pages that may have values from `low` to `high`, both included, of an int64 column.
 
-        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for another column all pages are returned. Raises
-        like `find`.
+        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for another column all pages are returned.
+        Raises `Corruption` if footer or index are damaged, and `Unavailable`.
         """
         least, most = self._ranges_of(column)
         groups = np.flatnonzero((least <= high) & (most >= low)).tolist()
@@ -119,7 +120,7 @@ class RangedSst:
         return parts
 
     def next_after(self, column: str, high: int) -> int | None:
-        """Return the least value above `high` in pages outside of `having`, by the SST's statistics; None for none."""
+        """Return the least value above `high` in pages that `having` leaves out, by statistics, or None."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
         # All-null row groups and pages have empty ranges.
@@ -129,8 +130,8 @@ class RangedSst:
     def _ranges_of(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the least and the largest value of an int64 column in each row group.
 
-        Without statistics, the lowest and highest int64; an empty range, highest before lowest, if all values are null
-        or the SST is older than the column.
+        A row group without statistics gets the lowest and highest int64. It gets an empty range, highest before
+        lowest, if all values are null or the SST is older than the column.
         """
         metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
@@ -177,14 +178,14 @@ class RangedSst:
             yield from blocks
 
     def _stored(self, names: Sequence[str]) -> list[str]:
-        """Return the SST's names of these columns, and `_hash`, in its order."""
+        """Return the names that these columns, and `_hash`, have in the SST, in the SST's order."""
         reading, schema = self._footer.reading, self._footer.schema
         own = [name for name in names if reading is None or (name in schema.names and name not in reading.sources)]
         converted = [] if reading is None else reading.stored_names([name for name in names if name in reading.sources])
         return [name for name in schema.names if name in {*own, *converted, HASH}]
 
     def _pages(self, part: Part, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
-        """Return the offset ranges of each plain column's pages, dictionary first; empty for columns not needed."""
+        """Return the offset ranges of each leaf column's pages, dictionary first; empty for columns not needed."""
         stored = None if names is None else {name.encode() for name in self._stored(names)}
         ranges: list[list[tuple[int, int]]] = []
         for number, chunk in enumerate(self._footer.groups[part.group].columns):
@@ -238,7 +239,7 @@ class RangedSst:
 
 
 def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
-    """Load, in one round trip, the page indexes and filter chunks for finding these hashes (ascending).
+    """Load, in one round trip, the page indexes and filter chunks needed to find the hashes (ascending) of the probes.
 
     Raises `Corruption` and `Unavailable`.
     """
@@ -256,7 +257,7 @@ def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtere
 
 
 def _locate(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
-    """Load the page index and these filter chunks of each row group, in one round trip."""
+    """Load the page indexes and the required filter chunks of row groups, in one round trip."""
     pieces_by_sst = read_all([(ranged._reader, ranged._located.unknown(groups)) for ranged, groups in required])
     for (ranged, groups), pieces in zip(required, pieces_by_sst, strict=True):
         ranged._located.learn(groups, pieces.bytes_at)

@@ -38,9 +38,10 @@ _lock = Lock()
 def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Return the positions of hidden rows, for each SST of a version that has any; unsorted, perhaps repeated.
+    """Return the positions of hidden rows, by SST; unsorted, perhaps repeated. `ssts` are all SSTs of a version.
 
-    Raises `Corruption` if an SST is missing or damaged, and `Unavailable`.
+    SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or damaged, and
+    `Unavailable`.
     """
     hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
     hidden = {}
@@ -52,7 +53,7 @@ def hidden_rows(
 
 
 class Hiding:
-    """Finds the rows of one SST that another hides, for many SSTs of one table.
+    """Finds the rows of an SST that newer SSTs hide, for the SSTs of one table.
 
     Hashes, keys and operations are read from SSTs that are mapped on this machine, else from their Parquet files.
     `at_once` is the number of SSTs whose keys are in memory at a time. Raises `Corruption` and `Unavailable`.
@@ -64,7 +65,7 @@ class Hiding:
         self._kept: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        """Return the distinct positions of rows in `older` that each newer SST hides; its tombstones under None.
+        """Return, by newer SST, the distinct positions of the rows in `older` that it hides; tombstones under None.
 
         Reads the older SST once for every `at_once` newer SSTs.
         """
@@ -93,7 +94,7 @@ class Hiding:
         return {sst: hidden[sst] for sst in newer}
 
     def blocks_of(self, sst: Sst) -> list[Block]:
-        """Return the blocks of an SST, kept for comparisons with several others."""
+        """Return the blocks of an SST, which are cached to compare the SST with several others."""
         if sst not in self._kept:
             self._kept[sst] = list(self._blocks(sst))
         return self._kept[sst]
@@ -117,7 +118,7 @@ class Hiding:
 
 
 def _in_block(hiding: Hiding, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the positions in a block of the keys of another SST; of the block's tombstones for None."""
+    """Yield the positions in a block of keys that `newer` also has; of the block's tombstones if `newer` is None."""
     if newer is None:
         yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
         return

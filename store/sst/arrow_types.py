@@ -124,7 +124,7 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
-    """Return the values of one column, converted like those of `python_rows`."""
+    """Return the values of one column, converted as by `python_rows`."""
     if not _is_finer(column.type):
         try:
             return list(column.to_pylist())
@@ -134,7 +134,7 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
 
 
 def hexadecimal(value: object) -> object:
-    """Return the value with all bytes in it, at any depth, as hexadecimal text."""
+    """Return the value with every bytes value in it, at any depth, replaced by hexadecimal text."""
     match value:
         case bytes():
             return value.hex()
@@ -147,7 +147,7 @@ def hexadecimal(value: object) -> object:
 
 
 def python_value(scalar: pa.Scalar) -> object:
-    """Return one value, converted like those of `python_rows`."""
+    """Return one value, converted as by `python_rows`."""
     if not scalar.is_valid:
         return None
     if not _is_finer(scalar.type):
@@ -280,7 +280,7 @@ def maps_as_lists(array: pa.Array) -> pa.Array:
 def changed_inside(
     array: pa.Array, of_leaf: Callable[[pa.Array], pa.Array], of_map: Callable[[pa.MapArray], pa.Array] = lambda it: it
 ) -> pa.Array:
-    """Return an array of structs, lists and maps, at any depth, with its plain values and then its maps changed."""
+    """Return a nested array with `of_leaf` applied to its leaf arrays, at any depth, and then `of_map` to its maps."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return of_leaf(array)
@@ -331,7 +331,7 @@ def _escaped(array: pa.Array) -> pa.Array:
 
 
 def _has_duplicate_keys(maps: pa.MapArray) -> npt.NDArray[np.bool_]:
-    """Which of these maps have a key twice."""
+    """Return a mask of the maps that have a key twice."""
     starts = np.asarray(maps.offsets).astype(np.int64)
     owners = np.repeat(np.arange(len(maps)), np.diff(starts))
     hashes = digests(maps.keys.slice(starts[0], starts[-1] - starts[0]))

@@ -28,7 +28,7 @@ from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
 _SEED = np.uint64(42)
 _LONG_DECIMAL_DIGITS = 18
-"""Spark keeps decimals up to this precision as a long."""
+"""Largest precision of a decimal that Spark stores as a long."""
 
 
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -96,7 +96,7 @@ def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
 def same_keys(
     left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each row i if `left` and `right` have the same key in it: null equals null, NaN equals NaN.
+    """Return a mask of the rows in which `left` and `right` have equal keys: null equals null, NaN equals NaN.
 
     Both sides have the same number of rows, and the same types in these columns.
     """
@@ -106,7 +106,7 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the order of keys by (hash, key), and a mask, in that order, of keys equal to the one before.
+    """Return the order of keys by (hash, key), and a mask, in that order, of keys equal to their predecessor.
 
     Stable: equal keys keep their order. Costs one sort of the hashes (`hash_keys` of the keys); only keys with equal
     hashes are compared. The keys must be normalised.
@@ -129,7 +129,7 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
 
 
 def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each of these positions of the order if its key equals the key before it."""
+    """Return a mask of these positions of the order at which the key equals the key before."""
     current, previous = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
     return same_keys(current, previous, keys.column_names)
 
@@ -182,7 +182,7 @@ def _normalise(column: pa.Array) -> pa.Array:
 
 
 def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    """Return plain columns that sort like the column: for a struct, null flags and then its fields."""
+    """Return columns without nesting that sort like the column: for a struct, null flags and then its fields."""
     plain = _one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
@@ -212,7 +212,7 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
-    """Return the running hash after this column."""
+    """Return the hash of each row up to and including this column; `seeds` are the hashes before the column."""
     if column.null_count == len(column):
         return seeds
     hashed = _hash_column(name, column, seeds)
@@ -302,9 +302,9 @@ class KeyShare:
     parts: int
 
     def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the hashes of the columns that are in the share."""
+        """Return a mask of the hashes that are in the share; `hashes` are those of `columns`."""
         return np.mod(hashes, SHARES) < self.parts
 
     def of_rows(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that are in the share; the rows have the columns."""
+        """Return a mask of the rows that are in the share; the rows must have `columns`."""
         return self.of_hashes(hash_keys(rows, self.columns))

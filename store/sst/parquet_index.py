@@ -1,17 +1,19 @@
 """Parquet's footer, page index and Bloom filters as values, and single pages of a file as a Parquet file of their own.
 
-Arrow reads whole row groups and does not expose page offsets. So this module decodes them from Parquet's metadata
-(parquet-format, `parquet.thrift`) with Apache Thrift; its structs declare only the fields needed here. Arrow then
-decodes the chosen pages from a file made of them alone: the same bytes, under a footer with their new offsets.
+Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from
+Parquet's metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only
+the fields that are needed. Arrow then decodes the chosen pages from a file made of these pages alone: the
+same bytes, under a footer with new offsets.
 
-Bloom filters over the key hashes, at one byte a row, skip row groups that cannot have a key. These are Parquet's own: a
-split-block Bloom filter over `_hash` for each row group, between the last row group and the footer, so that any Parquet
-reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a look-up at once. With eight
-bits a row, 3 of 100 keys that a row group lacks pass, and all keys that it has.
+Bloom filters over the key hashes, at one byte a row, skip row groups that cannot have a key. They are
+Parquet's own split-block Bloom filters over `_hash`, one for each row group, between the last row group
+and the footer, so that any Parquet reader profits, DuckDB too. Arrow writes them; this module probes
+them, for all keys of a look-up at once. With eight bits a row, a filter passes all keys that the row
+group has, and 3 of 100 keys that it lacks.
 
-The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
-Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
-`_hash` is hashed once more.
+The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`),
+after Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes
+a value with XXH64, so `_hash` is hashed once more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -197,10 +199,10 @@ def file_of_pages(
 
     Args:
         schema: schema of the other file.
-        parts: row groups, each with the row count of its pages, and for each plain column, in chunk order, the offset
+        parts: row groups, each with the row count of its pages, and for each leaf column, in chunk order, the offset
             ranges of its pages, the dictionary page first; an empty list for a column that is not read.
         read: returns the bytes between two offsets of the other file.
-        nested: for each plain column, True if a row may have several values or none.
+        nested: for each leaf column, True if a row may have several values or none.
     """
     body, at, groups = [b"PAR1"], 4, []
     for group, num_rows, columns in parts:
@@ -261,16 +263,16 @@ _SALT = np.array(
 )
 _BLOCK_BYTES = 32
 _KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
-"""End of a filter's Thrift header: the only algorithm, hash and compression that the specification has."""
+"""End of a filter's Thrift header: the only algorithm, hash and compression in the specification."""
 CHUNK_BYTES = 512
-"""Smallest part of a filter that is read; a key probes one block of it."""
+"""Smallest part of a filter that is read; the look-up of a key tests one block of this part."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
 def chunks_in(data: bytes) -> dict[int, bytes]:
     """Return all chunks of a filter as stored in Parquet, header and bits, by chunk number.
 
-    Raises `ValueError` if the header is not the only kind that the specification has.
+    Raises `ValueError` if the header is of another kind than the one that the specification has.
     """
     # The header is shorter than a block; its field 1, a zigzag i32, is the number of bytes of bits.
     start = len(data) % _BLOCK_BYTES
@@ -298,9 +300,10 @@ def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.i
 
 
 def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return for each `_hash` if it may be in a row group; False is certain.
+    """Return a mask of the hashes that a row group may have; the row group certainly lacks the others.
 
-    `chunks` are the chunks read of the filter, which has `num_bytes` of bits; all chunks in `chunks_of` must be there.
+    `chunks` are chunks of the filter, by number, including all that `chunks_of` returns for these hashes;
+    `num_bytes` is the size of the filter's bits.
     """
     numbers = np.array(sorted(chunks), np.int64)
     data = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())

@@ -31,8 +31,7 @@ SEQ = "_seq"
 OP = "_op"
 """Column of an SST: `PUT` or `TOMBSTONE`."""
 EXPIRES = "_expires_at"
-"""Column of an SST whose table has, or had, a time to live: expiry time of the row, milliseconds since 1970 UTC. Null,
-and a missing column: never."""
+"""Column of an SST whose table has, or had, a time to live: expiry time, ms since 1970 UTC; null for never."""
 PREV = "_prev_seq"
 """Column of an SST: `_seq` of the key's previous row, even a tombstone or expired; 0 for none, null for unknown."""
 DUE = "_due_at"
@@ -155,12 +154,12 @@ class Reading:
     """Schema of the converted rows: that of the table's own SSTs, with `_expires_at` if the SST has it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
-        """Return the SST's names of these columns, without columns that the SST lacks."""
+        """Return the names that these columns have in the SST, without columns that the SST lacks."""
         stored = (name if name in _OWN else self.sources[name].name for name in names)
         return [name for name in stored if name is not None]
 
     def read(self, rows: Rows, names: Sequence[str]) -> Rows:
-        """Convert rows of such an SST to these columns of the table."""
+        """Convert rows of an SST with these stored columns to the columns `names` of the table."""
         columns = []
         for name in names:
             if name in _OWN:
@@ -221,7 +220,7 @@ def default_of(column: Column) -> pa.Scalar:
 def default_text(value: object, kind: pa.DataType) -> str:
     """Return a column default as text for the manifest, rounded to its type (`float` has fewer digits than `double`).
 
-    Raises `ValueError` or `TypeError` unless it is a value of a plain type.
+    Raises `ValueError` or `TypeError` if the value is not of the type, or if the type is nested or binary.
     """
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise TypeError(f"a column of type {kind} can have no default but null")
@@ -269,7 +268,7 @@ def widens(was: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of expired rows of an SST; None if no row can be: the column or the clock is missing."""
+    """Return a mask of expired rows of an SST; None if no row can expire, without the column or without a clock."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None
     expires = rows.column(EXPIRES)

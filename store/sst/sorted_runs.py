@@ -15,7 +15,7 @@ from ..versions.manifest import Sst
 
 _LOWEST = -(1 << 63)
 _HALF_BITS = 32
-"""`hashing.partition_of` uses the upper half of a hash."""
+"""Bits in the upper half of a hash, which `hashing.partition_of` uses."""
 
 
 def bounds(partition: int, partitions: int) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
 
 
 def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
-    """Return about how many of an SST's bytes or rows (`whole`) have hashes from `low` to `high`, both included.
+    """Estimate how many of an SST's bytes or rows (`whole` in total) have hashes from `low` to `high`, both included.
 
     Assumes evenly spread hashes.
     """
@@ -69,9 +69,10 @@ def l0_files(ssts: Iterable[Sst], partitions: int) -> int:
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     """Return the sorted runs of the SSTs of one state partition, newest run first, and in a run newest SST first.
 
-    Runs never overlap in `_seq`. A run is a single SST, or one of two kinds: SSTs that do overlap in `_seq`, written
-    when the partition was several, or as outputs of one merge; and SSTs of one level, 1 or more, that follow each other
-    in `_seq` and do not overlap in `_hash`, so that at most one of them has a given key.
+    Runs never overlap in `_seq`. A run is a single SST, or has several SSTs of one of two kinds. SSTs of the
+    first kind overlap in `_seq`: they were written when several partitions covered these hashes, or are
+    outputs of one merge. SSTs of the second kind have one level, 1 or more, follow each other in `_seq` and
+    do not overlap in `_hash`, so that at most one of them has a given key.
     """
     # Smallest groups of SSTs such that groups do not overlap in `_seq`.
     groups: list[list[Sst]] = []
@@ -92,7 +93,7 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
 
 
 def depth(ssts: Iterable[Sst]) -> int:
-    """Return the largest number of these SSTs that can have one key: 1 for a run, unless it spans former partitions."""
+    """Return the largest number of these SSTs that can have one key: 1 for a run that spans no former partitions."""
     ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
     return max(accumulate(-change for _, change in ends), default=0)
 
@@ -109,7 +110,7 @@ class _GrowingRun:
             self.level = 0
 
     def take(self, older: "_GrowingRun") -> bool:
-        """Add the SSTs of the next older run if they do not overlap the own ones. Returns True if they were added."""
+        """Add the SSTs of the next older run unless they overlap this run's. Returns True if they were added."""
         if not self.level or older.level != self.level or not all(map(self._is_free, older.ranges)):
             return False
         self.ssts += older.ssts

@@ -35,7 +35,8 @@ def by_write_time(ttl: Ttl | None) -> bool:
 def batch_clock_ms(head: Manifest, now_ms: int) -> int:
     """Return the clock of look-ups in the batch after `head`.
 
-    `now_ms` is the wall clock at the batch's start; to repeat a batch's decisions, its version's `clock_ms`.
+    `now_ms` is the wall clock at the batch's start. To repeat an earlier batch, pass the `clock_ms` of the
+    version that it committed.
     """
     if head.table is not None and by_write_time(head.table.ttl):
         return max(now_ms, head.clock_ms)
@@ -43,7 +44,7 @@ def batch_clock_ms(head: Manifest, now_ms: int) -> int:
 
 
 def first_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -> int:
-    """Return the clock of a claim: the head's (`clock_ms`), unless the table had no time to live before."""
+    """Return the clock of a claim: `clock_ms` of the head, or `BEFORE_ALL_MS` if expiry by event time is new."""
     had = previous is not None and previous.ttl is not None
     if had or table is None or table.ttl is None:
         return clock_ms
@@ -60,9 +61,9 @@ def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
 
 
 def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
-    """Return the time to live of an existing table after a change of its program: turned on, off, or another length.
+    """Return the time to live of an existing table after a program change turned it on or off or changed its length.
 
-    Raises `Refused` if rows would expire by another clock than their stored times are for.
+    Raises `Refused` if the declared clock differs from the one by which stored rows expire.
     """
     if stored is None:
         return declared
@@ -97,17 +98,17 @@ def shows_nothing(sst: Sst, clock_ms: int) -> bool:
 
 
 def shown_rows(sst: Sst, clock_ms: int) -> tuple[str, int]:
-    """Return a value that is the same for two clocks if both expire the same rows of the SST, by its manifest entry."""
+    """Return a key for the rows of an SST that a clock expires, by manifest entry: equal keys mean equal rows."""
     if not may_have_expired(sst, clock_ms):
         return sst.object, 0
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
 
 
 def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
-    """Return the index of a run (newest first) from which on, to the oldest, most bytes are of expired rows.
+    """Return the smallest index from which on, to the oldest run, expired rows have most of the bytes, or None.
 
-    The smallest such index, or None. These runs deserve a merge of their own, whatever their number and sizes: only a
-    merge that includes the oldest run drops expired rows.
+    `runs` are newest first. The runs from this index on deserve a merge of their own, whatever their number
+    and sizes: only a merge that includes the oldest run drops expired rows.
     """
     start, total, expired = None, 0.0, 0.0
     for position in reversed(range(len(runs))):

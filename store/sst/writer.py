@@ -48,7 +48,7 @@ _PAGE_BYTES = 128 << 10
 _PAGE_LEAST = 64
 """Fewest rows of a page of wide rows."""
 _DICTIONARY_BYTES = 64 << 10
-"""Largest useful dictionary: it is read with any page that uses it."""
+"""Largest useful dictionary: a reader of any page that uses a dictionary reads all of it."""
 _SAMPLE_ROWS = 4_096
 _ENDLESS = 1 << 30
 
@@ -59,7 +59,7 @@ def page_rows(rows: int) -> int:
 
 
 class SstWriter:
-    """Encodes one SST in memory from batches of rows that are appended in its order; `num_rows` so far."""
+    """Encodes one SST in memory from batches of rows appended in the SST's order; `num_rows` counts them."""
 
     def __init__(self, table: Table) -> None:
         self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
@@ -96,7 +96,7 @@ class SstWriter:
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
     def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
-        """Create a Parquet writer with page and row group sizes for rows like these."""
+        """Create a Parquet writer, with sizes of pages and row groups that suit rows like these."""
         row_bytes = rows.nbytes / rows.num_rows
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
         least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
@@ -308,7 +308,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """Return the file with checksums before the footer; the size of filters, index and checksums; the size after."""
+    """Return the file with checksums before the footer, and `filter_bytes` and `footer_bytes` of its manifest entry."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes

@@ -24,9 +24,9 @@ _MINUS_P1 = np.uint64(2**64 - int(_P1))
 _BLOCK_ROWS = 16_384
 """Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
 _FEW = 16
-"""Most values that are hashed one by one by the xxhash package: a numpy step costs as much as one hash."""
+"""Number of values up to which the xxhash package hashes one by one: a numpy step costs as much as one hash."""
 _LONG_BYTES = 512
-"""Longer values are hashed one by one by the xxhash package: their bytes cost more than the call."""
+"""Length above which the xxhash package hashes values one by one: their bytes cost more than the call."""
 
 
 def hash_u64(values: U64, seeds: U64) -> U64:

@@ -121,7 +121,7 @@ def amend(
 
 
 def begin(store: ObjectStore, first: Manifest) -> bool:
-    """Commit a stage's first version unless one of the same kind exists. Returns True if this call committed it.
+    """Commit a stage's first version, unless it exists with the same kind. Returns True if this call committed it.
 
     Raises the errors of `commit.commit`.
     """

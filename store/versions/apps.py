@@ -30,7 +30,7 @@ class NameNote(Struct, frozen=True):
     by: limits.Line
     time_ms: limits.TimeMs
     back: bool = False
-    """True if the promotion returned the name to the app that had it before; then a repeated request is a no-op."""
+    """True if the promotion returned the name to its previous app; repeating the request then changes nothing."""
 
     @property
     def withdrawn(self) -> bool:
@@ -52,7 +52,7 @@ def folder_of(store: ObjectStore, name: str) -> str:
 
 
 def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folder of the app (see `folder_of`), and those that had the name before it, newest first.
+    """Return the folder of the app that has a name now (`folder_of`), then those of earlier owners, newest first.
 
     Costs one request for a name without promotions. Raises `Usage` or `NotFound`.
     """
@@ -87,7 +87,7 @@ def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
 
 
 def called(store: ObjectStore) -> dict[str, str]:
-    """Return, by folder, the names that promotions gave or took: another app's name, or `NAME~1` after losing one.
+    """Return, by folder, the names that apps have by promotions: another app's name, or `NAME~1` after losing one.
 
     Apps that returned a name, or have their own, are left out. Costs one listing, and for each promoted name twice the
     requests of `folder_of`.
@@ -115,7 +115,7 @@ def name_in(names: Mapping[str, str], folder: str) -> str:
 
 
 def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Return the folder of the app that now has the name which this folder's app had at a time.
+    """Return the folder of the app that now has the name which this folder's app had at `time_ms`.
 
     Returns the folder itself if its name was never promoted over, or if its app had lost the name by then. Reads the
     notes of all promoted names.
@@ -128,12 +128,12 @@ def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def taken_back(name: str, folder: str) -> str:
-    """Return the command that returns a name to the app in this folder, which lost it last."""
+    """Return the command that gives a name back to the app in this folder, the last app that lost the name."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
 def check_free(store: ObjectStore, name: str) -> None:
-    """Raise `Refused` for a new app whose folder or name a promotion moved. Reads the notes of all promoted names."""
+    """Raise `Refused` if a new app cannot have a name, because a promotion moved it. Reads all promotion notes."""
     for over in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, over)
         if not done or name not in (over, owner := done[-1].folder):
@@ -148,14 +148,14 @@ def check_free(store: ObjectStore, name: str) -> None:
 def in_folder(store: ObjectStore, text: str) -> str:
     """Return a ref, or `APP/STAGE`, with the app's name replaced by its folder; unchanged if no app can have that name.
 
-    Raises `NotFound` like `folder_of`.
+    Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
     """
     called = re.split("[@/]", text, maxsplit=1)[0]
     return folder_of(store, called) + text[len(called) :] if _EARLIER.fullmatch(called) else text
 
 
 def outcome(store: ObjectStore, promotion: Promotion) -> bool | None:
-    """Return True if a promotion was decided, False if it was withdrawn, None if neither yet. Costs one request."""
+    """Return True if a promotion was decided, False if it was withdrawn, None while it is open. Costs one request."""
     note = NAMES.find(store, promotion.number, promotion.name)
     return None if note is None else note.folder == promotion.to
 
@@ -163,8 +163,8 @@ def outcome(store: ObjectStore, promotion: Promotion) -> bool | None:
 def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
     """Return the sinks that an app publishes, with their topics; None for all of its sinks, as declared.
 
-    A clone publishes the sinks of its origin, and an app in a promotion those of the promotion. Costs at most one
-    request.
+    A clone publishes the sinks in its origin; an app that took part in a promotion publishes the sinks that
+    the promotion gave it. Costs at most one request.
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
@@ -194,7 +194,7 @@ class Cloning(Struct, frozen=True):
     """Salt of masked values; deleted with the note when the clone is complete."""
     deep: bool = False
     adopts: limits.NameOrNone = ""
-    """For an adoption, which is no clone: the stage that a Spark query becomes."""
+    """Stage that a Spark query becomes, if this is an adoption and no clone; else empty."""
 
 
 @checks.relations.register
@@ -206,7 +206,7 @@ def _(value: Cloning) -> Iterator[checks.Wrong]:
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
-    """Write an app's identity, which makes the app exist. `cloned` if a complete clone still has its note.
+    """Write an app's identity, which makes the app exist. `cloned` means that it is a clone whose note still exists.
 
     Raises:
         Usage: the name cannot be part of an object key.
@@ -238,7 +238,7 @@ def find_cloning(store: ObjectStore, name: str) -> Cloning | None:
 
 
 def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning | None]:
-    """Return the identity of an app, complete or unfinished, and the note of an unfinished one. Raises `Usage`."""
+    """Return an app's identity, or None, and the note if the app is an unfinished clone, else None. Raises `Usage`."""
     note = find_cloning(store, name)
     return (note.info if note is not None else find_app(store, name)), note
 

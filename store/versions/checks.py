@@ -182,7 +182,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
 
 
 def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
-    """Yield the fields of SSTs that contradict others; checks all at once first, because there may be thousands."""
+    """Yield the fields of SSTs that contradict others. There may be thousands: all SSTs are first checked at once."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (

@@ -118,7 +118,7 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T],
 
 
 def damaged(key: str, reason: str) -> Corruption:
-    """Return the error for an object that is not what was written; `reason` continues the sentence after its name."""
+    """Return the error for an object that is not what was written; `reason` continues the sentence after the key."""
     return Corruption(
         f"object {key!r} {reason}", object_key=key, hint="restore the object from a backup or an older object version"
     )
@@ -168,7 +168,7 @@ def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) 
 
 
 def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    """Return a message about the first invalid field, with its value and the expected type; else the error's text.
+    """Return a message about the first invalid field, with its value and the expected type, or else the error's text.
 
     Decodes value by value, and holds only references into `data`.
     """
@@ -270,7 +270,7 @@ def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | No
 
 @dataclass(frozen=True, slots=True)
 class Notes(Generic[T]):
-    """One kind of note. `of` identifies the folder's owner: an app, or a stage's sink, as in `folder`."""
+    """One kind of note. The arguments `of` of its methods are those of `folder`: an app, or a stage's sink."""
 
     kind: type[T]
     folder: Callable[..., str]
@@ -300,14 +300,14 @@ class Notes(Generic[T]):
         return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
 
     def listed(self, store: ObjectStore, *of: str, after: str | int = "") -> tuple[ObjectInfo, ...]:
-        """Return the objects of this kind by name, those after `after` if given. Costs one listing."""
+        """Return the listing of the notes by name; with `after`, only of those whose name sorts after it."""
         folder = self.folder(*of)
         return tuple(documents(store, folder, keys.note(folder, after) if after else ""))
 
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
-        """Yield the listed notes, in order, without those deleted since. Costs one request each.
+        """Yield the listed notes, in order, without notes deleted since the listing. Costs one request each.
 
-        Raises `Corruption` if one cannot be read, or belongs under another key.
+        Raises `Corruption` if a note cannot be read, or belongs under another key.
         """
         for info in listed:
             with suppress(ObjectNotFound):

@@ -125,7 +125,7 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
 
 
 def is_retired(head: Manifest) -> Refused:
-    """Return the error for a change of a retired or renamed stage."""
+    """Return the error to raise for a change of this retired or renamed stage."""
     if head.called:
         return Refused(
             f"stage {head.app}/{head.stage} was renamed at v{head.version}: its name is {head.called} now",
@@ -139,7 +139,7 @@ def is_retired(head: Manifest) -> Refused:
 
 
 def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
-    """Raise `Fenced` if the version that a writer builds on is gone, collected or with its app. Costs one request."""
+    """Raise `Fenced` if the version that a writer builds on was collected or removed. Costs one request."""
     if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
         raise Fenced(
             f"stage {manifest.app}/{manifest.stage} was removed, or taken over long ago: its v{version} is gone; "
@@ -150,7 +150,7 @@ def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
 
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
-    """Undo a commit under a number that was used and collected while this writer was suspended."""
+    """Undo a commit, and raise `Fenced`, if its number was used and collected while this writer was suspended."""
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)

@@ -53,14 +53,14 @@ class ForgottenIndex(Struct, frozen=True):
     time_ms: limits.TimeMs
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}
-    """Entry of the new SST by the old key; partition and level are those of each manifest's own entry."""
+    """Entry of the new SST by the old key; partition and level are taken from the manifest's entry of the old SST."""
     records: dict[limits.Key, RecordsLeft] = {}
     """In-flight records that snapshots keep, by the old key."""
     snapshots: dict[limits.Name, limits.TimeMs] = {}
     """Snapshots that had forgotten keys, with the time of the last removal."""
 
     def sst(self, sst: Sst) -> Sst | None:
-        """Return the SST that has the remaining rows; None if none are left."""
+        """Return the SST with the remaining rows of `sst`: its replacement or itself; None if no row is left."""
         if sst.object not in self.ssts:
             return sst
         now = self.ssts[sst.object]
@@ -76,13 +76,13 @@ class ForgottenIndex(Struct, frozen=True):
         return (*self.ssts, *self.records)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """Return a version with replaced SSTs; the same object if none of its SSTs was replaced."""
+        """Return a version with its SSTs replaced as the index says; the same object if none was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
         return each_sst(manifest, self.sst)
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
-        """Return the keys of the objects that replace these SSTs, without those that have no rows left."""
+        """Return the current keys of these SST objects: replacements where there are any, none where no row is left."""
         return tuple(name for key in objects if (name := self._name(key)))
 
     def _name(self, name: str) -> str:
@@ -97,7 +97,7 @@ class ForgottenIndex(Struct, frozen=True):
         records: dict[str, RecordsLeft],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
-        """Return the index with further replacements, also of its replacements. Pure."""
+        """Return the index with further replacements; entries for a now replaced object follow. Pure."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
@@ -134,7 +134,7 @@ def _(value: ForgottenIndex) -> Iterator[Wrong]:
 
 
 def none_of(app: str) -> ForgottenIndex:
-    """Return the index of an app without forgotten keys; it is not stored."""
+    """Return the empty index of an app without forgotten keys. Such an index is not stored."""
     return ForgottenIndex(app, 0, 0, "")
 
 
@@ -156,9 +156,9 @@ def newest(store: ObjectStore, app: str) -> ForgottenIndex:
 
 
 def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
-    """Return an app's cached index; read it if it is not cached or has a number below `at_least`.
+    """Return an app's cached index; read the index if it is not cached or its number is below `at_least`.
 
-    With `at_least` of None, nothing is read: an app whose index is not cached has an empty one.
+    With `at_least` None, nothing is read: an app whose index is not cached gets an empty one.
     """
     with _lock:
         cached = _cached.get(store, {}).get(app)
@@ -221,7 +221,7 @@ class Taken(Struct, frozen=True):
     """Number of rows or records by the field that matched a key."""
     bytes: limits.Bytes
     written_bytes: limits.Bytes
-    """Bytes of the object that replaces it."""
+    """Bytes of the new object that replaces the old one."""
 
 
 class Forgetting(Struct, frozen=True):
@@ -237,7 +237,7 @@ class Forgetting(Struct, frozen=True):
     """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
     message: limits.Line = ""
     taken: dict[limits.Key, Taken] = {}
-    """Objects rewritten so far or next, by key, in the requested app. Has no forgotten keys."""
+    """Objects that were or are about to be rewritten, by key, in the requested app. Contains no forgotten keys."""
 
 
 def under_way(store: ObjectStore, app: str) -> Forgetting | None:

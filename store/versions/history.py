@@ -131,7 +131,7 @@ def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Ma
 
 
 def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
-    """Yield the versions above `after` on which this one is based, itself last; skips versions undone by rewinds.
+    """Yield the versions above `after` on which `manifest` is based, itself last; skips versions undone by rewinds.
 
     Costs one request each. Raises `NotFound` for a missing version, `Corruption` and `Unavailable`.
     """
@@ -142,7 +142,7 @@ def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Man
 
 
 def between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
-    """Yield the versions above `after`, up to `up_to`, on which the last is based; none unless it is above.
+    """Yield the versions above `after` on which version `up_to` is based, itself last; none unless `up_to` > `after`.
 
     Costs one request each.
     """
@@ -174,9 +174,9 @@ def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
     """Return the newest version committed at `time_ms` or before, or None if all are later.
 
-    A binary search, since commit times increase with versions. Costs the requests of `head`, and one for each step.
-    Versions that garbage collection kept before the first are skipped, because only a boundary's moments tell which
-    belong together.
+    A binary search, since commit times increase with versions. Costs the requests of `head`, and one for each
+    step. Versions kept from before the complete history are skipped: only a boundary's `moments` tell which
+    of them form a cut.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -191,7 +191,7 @@ def newest_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> Manifest | None:
-    """Return the newest of a stage's versions, from `first` up to `newest`, for which `holds`, or None.
+    """Return the newest of a stage's versions, from `first` up to `newest`, for which `holds` returns True, or None.
 
     A binary search: `holds` must be true up to some version and false after it. `newest` itself is not read. `read` may
     return None for a version that was collected meanwhile, together with all versions before it.
@@ -213,7 +213,7 @@ def first_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> int:
-    """Return the number of the oldest of a stage's versions for which `holds`; it must hold for `newest`.
+    """Return the number of a stage's oldest version for which `holds` returns True, as it must for `newest`.
 
     A binary search (`newest_where`): `holds` must be false up to some version and true after it.
     """
@@ -271,7 +271,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return a version that exists, less than `within` below the first that does not; `low` exists."""
+    """Return an existing version that is at most `within` below a missing one; `low` must exist or be 0."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

@@ -37,10 +37,10 @@ that measure intervals differ by less than half."""
 
 
 class KeptCut(Struct, frozen=True):
-    """A consistent cut that is kept from before the complete history, by thinning or because a snapshot pins it."""
+    """A consistent cut older than the complete history, kept by thinning or because a snapshot pins it."""
 
     time_ms: limits.TimeMs
-    """Commit time of its newest version."""
+    """Commit time of the newest version in the cut."""
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
     """Last time at which the app was in this state, from `time_ms` on; later times refer to another moment. 0 if the
@@ -134,7 +134,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 
 def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a final boundary, and delete those that it replaces. Raises `Refused` if another collection was first."""
+    """Write a final boundary, and delete those before it. Raises `Refused` if another collection was first."""
     propose(store, app, boundary)
     number = BOUNDARIES.key(boundary, app)
     BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
@@ -168,7 +168,7 @@ class Freshness:
         self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
     def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
-        """Record that the stage had no such version at `at` or later."""
+        """Record that this version number of the stage was free at the time `at` or later."""
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:

@@ -36,7 +36,7 @@ CLONING = "_cloning"
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is usable in an object key and a topic name. Raises `Usage`, beginning with `kind`."""
+    """Return `name` if it is usable in an object key and a topic name. Raises `Usage`, which names the `kind`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
         hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
@@ -124,7 +124,7 @@ def version_of(manifest_key: str) -> int:
 
 
 def edit_rows(app: str, ulid: str) -> str:
-    """Return the key of the rows of a request for an edit."""
+    """Return the key of the object with the rows of an edit request."""
     return f"{edits(app)}{ulid}.arrow"
 
 
@@ -152,7 +152,7 @@ def sst_pattern(*names: str) -> re.Pattern[str]:
 
 
 def snapshot_objects(app: str, name: str) -> str:
-    """Return the prefix of the objects that a named snapshot keeps besides its own document."""
+    """Return the prefix of the objects that belong to a named snapshot, besides the snapshot's own document."""
     return f"{app}/snapshots/{name}/"
 
 

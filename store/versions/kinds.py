@@ -28,45 +28,45 @@ class Traits:
     """CLI verbs that commit this kind, the usual one first; empty for kinds that only runners commit."""
 
     fences: bool = True
-    """True if it takes the stage over: it has the next epoch, and the current writer's next commit fails."""
+    """True if the version takes the stage over: it has the next epoch, and the current writer's next commit fails."""
     beside_batches: bool = False
-    """True if others commit it between two batches, under the epoch of the stage's writer, which continues."""
+    """True if others commit the version between two batches, in the epoch of the writer, which continues."""
     fate: str = "taken over"
     """Event that the fenced writer reports."""
     next_step: str = GO_ON
     """Next step for the operator of the fenced writer; `{name}` and `{back}` are those of the promotion."""
 
     may_begin: bool = False
-    """True if it may be a stage's version 1."""
+    """True if the version may be a stage's version 1."""
     retires: bool = False
     """True if the stage is retired from this version on."""
     follows_retiring: bool = False
-    """True if it may follow a version that retires the stage: it brings the stage back, or rewinds further."""
+    """True if the version may follow one that retires the stage: it revives the stage, or rewinds further."""
     for_next_program: bool = False
-    """True if it belongs to the program of the next claim."""
+    """True if the version belongs to the program of the next claim."""
 
     claims: bool = False
-    """True if a runner took the stage over with it. It names the program."""
+    """True if a runner takes the stage over with the version, which names the program."""
     reads_records: bool = False
     """True for a batch, which read records of the stage's inputs and can be replayed."""
     writes_rows: bool = False
-    """True if its rows have its own `_seq`."""
+    """True if the version writes rows, with a `_seq` of their own."""
     changes_rows: bool = True
-    """True if it may change rows of the table, apart from expiry."""
+    """True if the version may change rows of the table, apart from expiry."""
     brings_rows: bool = False
-    """True if the stage begins with it, with a table that no batch wrote."""
+    """True if the version begins the stage with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
-    """Reason why a history begins with it under a number above 1: clone, or rename of a stage; empty if none."""
+    """Reason why a history may begin with this kind above version 1: clone, or rename of a stage; else empty."""
     restarts: bool = False
-    """True if it may add or remove inputs, channels and sinks, and skip lost records."""
+    """True if the version may add or remove inputs, channels and sinks, and skip lost records."""
     sets_sinks: bool = False
-    """True if it may add or remove sinks."""
+    """True if the version may add or remove sinks."""
     sets_offsets: bool = False
-    """True if it changes the offsets of users' topics."""
+    """True if the version changes the offsets of users' topics."""
     ends_replays: bool = False
-    """True if later batches can only be replayed on the rows that it left."""
+    """True if later batches can be replayed only on the rows that the version left."""
     shows_reading: bool = False
-    """True if the log shows its number of rows read and its duration."""
+    """True if the log shows the version's number of rows read and its duration."""
 
     @property
     def by_runner(self) -> bool:

@@ -64,7 +64,7 @@ Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
 TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _from(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
 SpanMs = Annotated[int, _from(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
-"""Any time that a column can hold, or the minimum for none yet."""
+"""Any time that a column can hold; the minimum means that there is no time yet."""
 Hash = Annotated[int, _from(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
 
 Rows = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]

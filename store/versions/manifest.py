@@ -44,14 +44,15 @@ class Policy(Struct, frozen=True):
     l0_trigger: limits.MergeRuns = 8
     """`level0_file_num_compaction_trigger`: number of sorted runs (leveled: of level 0) that starts a merge."""
     size_ratio: limits.Ratio = 0.1
-    """Universal: tolerated excess of a run over the newer runs together, to be merged with them; 0.1 is 10 %."""
+    """Universal: share by which a run may exceed all newer runs together and be merged with them; 0.1 is 10 %."""
     min_merge_width: limits.MergeRuns = 2
     """Universal: fewest runs merged because their sizes are similar."""
     max_merge_width: limits.MergeRuns = 64
-    """Universal: most runs merged at once, unless all are."""
+    """Universal: most runs merged at once, unless all runs are merged."""
     max_space_amplification: limits.Ratio = 1.0
-    """Tolerated bytes above the oldest run, as a multiple of its own. Leveled: bytes of the levels between 0 and the
-    last, as a multiple of the last."""
+    """Tolerated bytes of the other runs, as a multiple of the oldest run's. Leveled: tolerated bytes of the
+    levels between 0 and the last, as a multiple of the last level's.
+    """
     level_base_bytes: limits.FileBytes = 64 << 20
     """Leveled: `max_bytes_for_level_base`, size limit of level 1 in each state partition."""
     fanout: limits.Fanout = 10.0
@@ -64,11 +65,11 @@ class Ttl(Struct, frozen=True):
     """Time to live of a table's rows. A change does not affect rows that are already written."""
 
     ms: limits.TtlMs
-    """Milliseconds from a row's time to its expiry; 0 if expiry was turned off."""
+    """Milliseconds from a row's time to its expiry; 0 if the time to live was turned off."""
     column: limits.ColumnOrNone = ""
     """Value column (a timestamp or a date) with a row's time; empty for the time of writing."""
     gone: bool = False
-    """True if that column was removed: then expiry stays off, because older rows' times are of another clock."""
+    """True if `column` was removed: expiry then stays off, because older rows' expiry times follow another clock."""
 
 
 class Table(Struct, frozen=True):
@@ -77,7 +78,7 @@ class Table(Struct, frozen=True):
     key: Annotated[tuple[Column, ...], limits.SOME_COLUMNS]
     values: Annotated[tuple[Column, ...], limits.COLUMNS]
     partitions: limits.StatePartitions
-    """Number of state partitions; p has the p-th equal range of `_hash`. Older SSTs keep their ranges."""
+    """Number of state partitions, which are equal ranges of `_hash`, in order. Older SSTs keep their ranges."""
     state: Declaration = {}
     """Declaration of the state: a change of its meaning is refused at start."""
     ttl: Ttl | None = None
@@ -115,7 +116,7 @@ class Sst(Struct, frozen=True):
     partition: limits.StatePartition
     """State partition at the time of writing. After a rescale, its hashes decide: see `sst.sorted_runs`."""
     level: limits.LevelNumber
-    """0 for a batch's SST; for a compaction's, the level of its policy, 1 or more."""
+    """0 for an SST written by a batch; 1 or more, as the policy says, for one written by a compaction."""
     rows: limits.Rows
     bytes: limits.Bytes
     checksum: limits.Checksum
@@ -124,20 +125,20 @@ class Sst(Struct, frozen=True):
     hash_max: limits.Hash
     seq_min: limits.Version
     seq_max: limits.Version
-    """Largest `_seq`, the version that wrote a row (`Manifest.row_seq`): of two rows of a key the larger wins."""
+    """Largest `_seq` (`Manifest.row_seq`) of the rows. Of two rows of a key, the one with the larger `_seq` wins."""
     footer_bytes: limits.Bytes
     """Bytes at the object's end: the Parquet footer, and the checksums of filters and page indexes before it."""
     footer_checksum: limits.Checksum
     """xxh3_128 of the footer's bytes, hexadecimal."""
     filter_bytes: limits.Bytes
-    """Bytes of filters, one for each row group, and page indexes, before these."""
+    """Bytes of the filters and page indexes of all row groups, just before the bytes of `footer_bytes`."""
     tombstones: limits.Bytes = 0
     root: limits.Line = ""
-    """Store root of the object, if it is not the manifest's own (a clone across roots)."""
+    """Store root of the object, if it differs from that of the manifest (in a clone across roots); else empty."""
     expiring: limits.Bytes = 0
     """Number of rows that expire. Other rows never do, or are tombstones."""
     expires_min: limits.SpanMs = 0
-    """Least of these times, milliseconds since 1970 UTC; 0 if no row expires."""
+    """Earliest expiry time of the rows, milliseconds since 1970 UTC; 0 if no row expires."""
     expires_max: limits.SpanMs = 0
     unshowable: bool = False
     """True if it has values that SQL cannot represent (`arrow_types.showable`)."""
@@ -149,7 +150,7 @@ class Reset(Struct, frozen=True):
     version: limits.Version
     """Version that made the change."""
     starts: limits.Offsets
-    """Offsets before the change, by Kafka partition; `ends` are those after it, earlier or later."""
+    """Offsets before the change, by Kafka partition; `ends` has the offsets after it, earlier or later."""
     ends: limits.Offsets
     topic_id: limits.Line = ""
     """Previous `Input.topic_id` (`?` if unknown) if the topic was re-created; else empty."""
@@ -165,7 +166,7 @@ class Input(Struct, frozen=True):
     version: limits.Seq = 0
     """Last upstream version that was consumed; 0 for a user's topic and before the first."""
     rows: limits.Own[limits.Count] = 0
-    """Rows that this version read from the input; of a user's topic, its records."""
+    """Number of rows that this version read from the input; for a user's topic, of records."""
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition."""
     lost: limits.Counts = ()
@@ -180,7 +181,7 @@ class Input(Struct, frozen=True):
 
     @property
     def passed(self) -> tuple[int, ...]:
-        """For a channel: rows before its offsets, by Kafka partition, read or lost. Empty if unknown."""
+        """Number of a channel's rows, read or lost, before `offsets`, by Kafka partition. Empty if unknown."""
         if not self.consumed or not self.lost:
             return self.consumed
         return tuple(read + gone for read, gone in zip_longest(self.consumed, self.lost, fillvalue=0))
@@ -191,7 +192,7 @@ class Lost(Struct, frozen=True):
 
     topic: limits.Topic
     starts: limits.Offsets
-    """Offsets before the gap, by Kafka partition; `ends` are those after it."""
+    """Offsets before the gap, by Kafka partition; `ends` has the offsets after it."""
     ends: limits.Offsets
     rows: limits.Counts = ()
     """For a channel: rows sent in the gap, by Kafka partition; empty for a user's topic. Includes rows that Kafka still
@@ -207,7 +208,7 @@ class Output(Struct, frozen=True):
 
     topic: limits.Topic
     ends: limits.Offsets
-    """Next offset after this version's last message, in each Kafka partition (also if it wrote none)."""
+    """Next offset after this version's last message, in each Kafka partition, also in those without a new message."""
     sent: limits.Counts
     """Rows written since the channel began, by Kafka partition: readers must find as many."""
     attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
@@ -259,19 +260,19 @@ class EventTime(Struct, frozen=True):
     """Event-time progress of a stage."""
 
     watermark_ms: limits.EventMs | None = None
-    """Time before which no rows are expected, ms since 1970 UTC: the least of its inputs'. Never decreases."""
+    """Time before which no rows are expected, ms since 1970 UTC: the least watermark of the inputs. Never decreases."""
     ahead: limits.Own[limits.Count] = 0
-    """Rows of this version too far ahead of the clock, which did not advance the watermark."""
+    """Number of this version's rows too far ahead of the clock, which therefore did not advance the watermark."""
     ahead_total: limits.Count = 0
     """Rows since the stage began that were too far ahead of the clock."""
     late: limits.Own[limits.Count] = 0
-    """Rows of this version left out of the table: too late for their window, or its window too far ahead."""
+    """Number of this version's rows left out of the table: their window was over, or too far ahead."""
     late_total: limits.Count = 0
     """Rows since the stage began that were left out as late."""
     bound_ms: limits.Own[limits.EventMs | None] = None
     """Time beyond which rows of this version were too far ahead of the clock. None if it read no rows."""
     due_ms: limits.SpanMs | None = None
-    """Time up to which rows of the table have fallen due. None if none could have yet."""
+    """Time up to which rows of the table have fallen due. None if no row can have fallen due yet."""
     next_due_ms: limits.SpanMs | None = None
     """Earliest time at which a row may fall due; None if none ever does."""
     by_clock: bool = False
@@ -279,11 +280,11 @@ class EventTime(Struct, frozen=True):
     behind_ms: limits.TtlMs = 0
     """Most by which emitted times may lag behind the watermark, for example of rows that waited in a join."""
     wall_ms: limits.Own[limits.EventMs | None] = None
-    """Wall clock at the batch's start, if rows of the table fall due: state functions and replays use it."""
+    """Wall clock at the batch's start, for state functions and replays, if rows of the table fall due."""
 
     @property
     def owed(self) -> bool:
-        """True if rows may have fallen due by the watermark that are not emitted yet."""
+        """True if rows that fell due by the watermark may not have been emitted yet."""
         if self.by_clock or self.next_due_ms is None or self.watermark_ms is None:
             return False
         return self.next_due_ms <= self.watermark_ms
@@ -316,12 +317,12 @@ class Former(Struct, frozen=True):
 
 
 class Rewind(Struct, frozen=True):
-    """A rewind of a stage: its content is that of an earlier version, and the versions between are undone."""
+    """A rewind of a stage: it restored the content of an earlier version, and undid the versions in between."""
 
     version: limits.Version
     """Version that made the rewind."""
     to: limits.Seq
-    """Version whose content was restored; 0 if the stage had none: it is retired, and begins anew."""
+    """Version whose content was restored; 0 if the stage had no version then: it is retired, and begins anew."""
     table_only: bool = False
     """True if only the table was restored: what was read and sent in between stays read and sent."""
 
@@ -350,15 +351,15 @@ class Promotion(Struct, frozen=True):
     at: dict[limits.Topic, limits.Offsets]
     """Offsets of both apps at the transfer, by users' topic: the new app publishes the output of later records."""
     clock_ms: limits.SpanMs | None
-    """Time up to which rows have fallen due by the clock in both; None if none ever does."""
+    """Time up to which rows have fallen due by the clock in both apps; None if no rows ever do."""
     sinks: dict[limits.Topic, limits.Topic] | None
-    """Sinks that this app publishes from then on, like `Origin.sinks`; None for all, as declared."""
+    """Sinks that this app publishes after the transfer, with their topics; None for all, as declared."""
     before: dict[limits.Topic, limits.Topic] | None
-    """Sinks that it published until then; None for all, as declared."""
+    """Sinks that this app published until the transfer; None for all, as declared."""
 
 
 class Followed(Struct, frozen=True):
-    """Progress of a version that follows a Spark query, whose state its tables are."""
+    """Progress in a Spark query that the stage follows; the stage's tables are the state of the query."""
 
     query: limits.Line
     next_batch: limits.Seq
@@ -406,7 +407,7 @@ class Manifest(Struct, frozen=True):
     by: limits.Line = ""
     """host:pid of the writer, for messages to people."""
     program: Program | None = None
-    """File that declared the stage at its last claim; None if it was no file. A replay looks there."""
+    """File that declared the stage at its last claim, for replays; None if the program was not in a file."""
     seq: limits.Own[limits.Seq] = 0
     """`_seq` of the rows that this version wrote; 0 for the version's own number. They differ if a batch lost its
     number to a compaction: it is committed under a later number, with SSTs already written."""
@@ -433,7 +434,7 @@ class Manifest(Struct, frozen=True):
     edited: limits.Own[Edit | None] = None
     """The manual edit that made this version; None for other kinds."""
     silent: dict[limits.Topic, SinkKind] = {}
-    """Sinks that the program declares and the app does not publish, such as a clone's."""
+    """Sinks that the program declares and the app does not publish, such as sinks of a clone."""
     promotion: Promotion | None = None
     """Newest promotion of the stage; None if the app never took part in one."""
     forgotten: limits.Seq = 0
@@ -475,14 +476,14 @@ class Manifest(Struct, frozen=True):
 
     @property
     def not_begun(self) -> bool:
-        """True if the stage was rewound to before its beginning. A claim begins it anew."""
+        """True if the stage was rewound to before its beginning. A claim begins the stage anew."""
         return self.retired and not self.inputs
 
     def follows(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
         """Return the ranges of versions above `after` on which this version is based, up to itself; ascending.
 
-        Versions that a rewind undid are left out. `of_rows` returns the versions whose rows the table may have;
-        otherwise those whose input and output count.
+        Versions that a rewind undid are left out. With `of_rows`, returns the versions whose rows the table may
+        have; without it, those whose input and output count.
         """
         ranges, up_to = [], self.version
         for rewind in reversed(self.rewinds):
@@ -529,7 +530,7 @@ class Origin(Struct, frozen=True):
     topics: dict[limits.Topic, limits.Topic] = {}
     """User topics that are read under another name: source name to this app's name."""
     sinks: dict[limits.Topic, limits.Topic] = {}
-    """Sinks that the clone publishes, by declared name, with the topic of each. It publishes no others."""
+    """Sinks that the clone publishes, by declared name, with the topic of each; other sinks are not published."""
     masks: dict[limits.Line, limits.Line] = {}
     """Masked columns, `table.column` to the method: their values differ from the source's."""
 

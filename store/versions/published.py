@@ -46,12 +46,12 @@ def note(store: ObjectStore, head: Manifest, sink: str, place: Place, previous: 
 
 
 def behind(sink: Sink, place: Place | None) -> int:
-    """Return the number of rows of a stage's newest version that are not published yet."""
+    """Return the number of rows written to a sink that its publisher has not published yet."""
     return sink.sent - (place.rows if place else 0)
 
 
 def check(store: ObjectStore, head: Manifest) -> None:
-    """Raise `Refused` if a stage that will not publish under this name again has unpublished rows."""
+    """Raise `Refused` if sinks of a stage have unpublished rows, before the stage stops publishing under this name."""
     for name, place in places(store, head).items():
         if unpublished := behind(head.sinks[name], place):
             raise Refused(
@@ -62,7 +62,7 @@ def check(store: ObjectStore, head: Manifest) -> None:
 
 
 def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
-    """Return the place of each sink of a stage's newest version; none if a withdrawn promotion had added the sinks.
+    """Return the place of each sink of a stage's newest version; no sinks if a withdrawn promotion had added them.
 
     Costs a listing and a read for each sink.
     """

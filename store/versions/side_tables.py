@@ -36,7 +36,7 @@ def stage_of(manifest: Manifest) -> str:
 
 
 def owner(table: str, stages: Mapping[str, Manifest]) -> str:
-    """Return the stage in whose manifest a table is: its own, or a side table; the name itself if there is none."""
+    """Return the stage whose manifest has a table, as its own or as a side table; `table` itself if none has it."""
     if table in stages:
         return table
     having = (
@@ -51,7 +51,7 @@ def may_have(table: str, stages: Iterable[str]) -> tuple[str, ...]:
 
 
 def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
-    """Return a stage's tables by name, its own first, each as a manifest with it as the main table.
+    """Return a stage's tables by name, its own first, each as a manifest whose main table is this table.
 
     `stage` is the stage's current name, empty for that in the manifest.
     """
@@ -61,13 +61,13 @@ def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
 
 
 def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
-    """Return the declarations of the tables of these stages, by name; the stages have the names given here."""
+    """Return the declarations of all tables of stages, by table name; `stages` has the names to use for stages."""
     groups = (tables_of(manifest, stage) for stage, manifest in stages.items())
     return {name: version.table for tables in groups for name, version in tables.items() if version.table is not None}
 
 
 def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
-    """Return the stage's side tables, each as a manifest with it as the main table."""
+    """Return the stage's side tables, each as a manifest whose main table is the side table."""
     if not manifest.side_tables:
         return ()
     only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "owner_stage": stage_of(manifest)}
@@ -80,7 +80,7 @@ def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
 
 
 def table_of(manifest: Manifest, table: str) -> Manifest:
-    """Return the version with one table as the main table (see `tables_of`); with no table if no table has the name."""
+    """Return the version with the table of this name as its main table, or with no table (see `tables_of`)."""
     if table == manifest.stage:
         return manifest
     side = next((candidate for candidate in side_manifests(manifest) if candidate.stage == table), None)
