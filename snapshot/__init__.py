@@ -1,4 +1,4 @@
-"""Consistent moments of an app: resolve, snapshot, query, compare, search, verify, retain and change them.
+"""Consistent moments of an app: operations that resolve, take, query, compare, search, verify, retain and change them.
 
 | room | contents |
 |---|---|

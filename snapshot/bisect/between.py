@@ -26,10 +26,10 @@ from .predicate import ByHand, Context, Predicate, Skip, Wanted
 from .verdict import Answer, Evaluation
 
 PROBES = 2
-"""Extra moments evaluated on each side of the result, to detect a history that turned bad more than once."""
+"""Number of extra moments evaluated on either side of the result, to detect a history that turned bad repeatedly."""
 
 Skips = Mapping[str, Collection[int]]
-"""Versions that name moments which the predicate cannot judge, by stage."""
+"""Versions of moments that the predicate cannot judge, by stage."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Between:
 
     @cached_property
     def line(self) -> Line:
-        """Line restricted to the versions above `low`, if all of these exist; else the whole line."""
+        """Line without the commits up to `low`, if all versions after `low` exist; else the whole line."""
         return self.whole.above(self.low) if self.is_whole else self.whole
 
     @cached_property
@@ -64,7 +64,7 @@ class Between:
         return self.watched | {table for table in cut.tables if owner(table, cut.stages) in self.watched}
 
     def ordered(self) -> bool:
-        """Return True if no stage has a newer version in `low` than in `high`."""
+        """Return True if every stage's version in `high` is at least as new as its version in `low`."""
         return all(
             stage in self.high.stages and manifest.version <= self.high.stages[stage].version
             for stage, manifest in self.low.stages.items()
@@ -91,15 +91,15 @@ class Between:
         return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1)))
 
     def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
-        """Return a fingerprint of the watched tables at a cut; cuts with equal fingerprints get the same answer."""
+        """Return a fingerprint of the watched tables at a cut. Cuts with equal fingerprints get equal answers."""
         return tuple(self._stage_content(cut, stage) for stage in sorted(self.watched))
 
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
         """Return a moment strictly between the ends; None if at most one commit of a watched table remains.
 
-        Halves the longest range of versions of a watched table. If each range is a single version, returns the middle
-        one of these versions. Never returns a moment in `skips`: ranges between skipped versions are halved instead,
-        preferring ranges that end with a judged moment.
+        The moment halves the watched table's longest range of versions. If every range is a single version, it is the
+        middle one of these versions. Moments in `skips` are never returned: the ranges between skipped versions are
+        halved instead, with preference for ranges that end with a judged moment.
         """
         if not self.is_whole:
             moments = self.whole.kept_between(self.low, self.high)
@@ -117,7 +117,7 @@ class Between:
         return self.line.up_to(nearest) if nearest is not None else None
 
     def _gaps(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
-        """Yield the ranges of versions between skips: whether an end was judged, length, version before, and stage."""
+        """Yield the version ranges between skips: True if an end was judged, length, version before, and stage."""
         low, high = self.lowest(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
@@ -125,18 +125,18 @@ class Between:
                 yield start == low not in skipped or end == high, end - start, start, stage
 
     def only(self) -> Manifest | None:
-        """Return the one commit of a watched table that remains, once `middle` returns None; else None."""
+        """Return the one remaining commit of a watched table, once `middle` returns None; None if none remains."""
         stages = self.differing()[:1] if self.is_whole else ()
         return next((self.high.stages[stage] for stage in stages if self.length(stage) <= 1), None)
 
     def lowest(self, stage: str) -> int:
-        """Return the stage's version in `low`; without one there, the number before its first version."""
+        """Return the stage's version in `low`; if `low` lacks the stage, the number before its first version."""
         return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and the schema of a stage's tables, and with `channels` its offsets.
+        """Return the SSTs and the schema of a stage's tables; with `channels`, also the stage's offsets.
 
-        Equal sets mean equal rows. Compaction and rows that expire change the set.
+        Equal sets mean equal rows, but different sets may have equal rows, for example after a compaction.
         """
         if stage not in cut.stages:
             return frozenset()
@@ -152,7 +152,7 @@ class Between:
 
 
 def length(prefix: Cut) -> int:
-    """Return the sum of the versions of a prefix, which grows by one with each commit of the line."""
+    """Return the sum of the stages' versions at a prefix. The sum grows by one with each commit of the line."""
     return sum(prefix.versions.values())
 
 
@@ -164,21 +164,22 @@ class Evaluator:
     cache: SstCache
     predicate: Predicate
     between: Between
-    """Range that is searched; defines which moments have the same content."""
+    """Searched range of moments. Its `content` decides which moments need only one evaluation."""
     on_step: Callable[[Evaluation], None] | None
     reader: Topics | None
     """Reads in-flight records."""
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
-    """Evaluations in the order they were made, by content of the moment."""
+    """Evaluations by content of the moment, in the order they were made."""
     lacking: dict[object, str] = field(default_factory=dict)
-    """Error message by columns of the tables, for columns that the predicate cannot be evaluated with."""
+    """Error message for tables that lack a column of the predicate, by the columns that these tables have."""
     able: set[object] = field(default_factory=set)
-    """Columns of tables with which the predicate was evaluated successfully."""
+    """Sets of table columns with which the predicate was evaluated successfully."""
 
     def at(self, cut: Cut, to_come: int) -> Evaluation:
-        """Return the answer at a moment; `to_come` estimates the number of evaluations that follow.
+        """Return the predicate's answer at a moment. `to_come` is the estimated number of evaluations that follow.
 
-        If the predicate fails, the answer is `skip`. At the first moment (the bad end) the error is raised instead.
+        If the predicate raises an error, the answer is `skip`. At the first evaluated moment (the bad end), the error
+        is raised instead.
         """
         content = self.between.content(cut)
         if content in self.evaluated:
@@ -214,7 +215,7 @@ class Evaluator:
         return 0 if isinstance(self.predicate, ByHand) else 2 * PROBES
 
     def know(self, cut: Cut, answer: Answer) -> None:
-        """Add a known answer. Raises `Refused` if it contradicts the answer of a moment with the same rows."""
+        """Add a known answer. Raises `Refused` if another moment with equal rows has a different answer."""
         step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, given=True)
         previous = self.evaluated.setdefault(self.between.content(cut), step)
         if previous.answer != answer:
@@ -239,7 +240,7 @@ class Evaluator:
         return self.between.whole.ref(cut)
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
-        """Return the answer, its reason, and True if it is a skip because a table or column is missing."""
+        """Return the answer, the reason for it, and True for a skip because of a missing table or column."""
         is_first = all(step.given and not step.bad for step in self.evaluated.values())
         try:
             rows = self.rows(cut, 1)

@@ -1,9 +1,9 @@
-"""Causes of a bad commit: their classes, and what the store alone tells of an operation, a program, missing records.
+"""Causes of a bad commit: their classes, and the causes that the store alone shows, without a replay.
 
-A cause is either proved by a replay, or marked as a guess. Only classes whose fault lies in a record name a record;
-other classes name the change, its author, or the time since when records are missing. Changes of a program are detected
-by its checksum in the manifests. Records are missing if the commit wrote none of the bad keys: rows of other keys made
-them wrong.
+A cause is either proved, by a replay or by the store, or marked as a guess. A record is named only by classes whose
+fault lies in a record. The other classes name a change and its author, or the time since which records are missing.
+Changes of a program are detected by its checksum in the manifests. Records count as missing if the commit wrote none
+of the bad keys: rows of other keys made them wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -69,11 +69,11 @@ CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
         )
     }
 )
-"""Classes by kind, in the order in which they are tried: classes that need no record first."""
+"""Classes of causes by kind, in the order in which they are tried. Classes that need no record come first."""
 
 
 NOTE = "note"
-"""Evidence field of every class: a remark, such as a program change that is not the cause."""
+"""Field of the evidence that every class allows: a remark, such as a program change that is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class Cause:
     """True if a replay or the store proves the cause; False for a guess, or an unknown cause."""
     sentence: str
     record: Address | None = None
-    """Record at fault, the first of several; None if the class names no record."""
+    """Record at fault, or the first one of several; None if the class names no record."""
     one_of: int | None = None
-    """Number of records that tie for the first bad record in the app's order; None without a tie."""
+    """Number of records that may equally well be the first bad record in the app's order; None without a tie."""
     records: tuple[Address, ...] = ()
     """All records that are part of the cause, in the order in which the app read them."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -110,15 +110,15 @@ def unknown(reason: str) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Cause of a bad commit, with the path to the record."""
+    """Cause of a bad commit, with the path from the commit to the record behind it."""
 
     cause: Cause
     found: Guilty | None = None
-    """Path from the commit to a record, as far as replays led; None if nothing was replayed."""
+    """Path from the commit to a record, as far as replays could follow it; None if nothing was replayed."""
 
     @property
     def guilty(self) -> Guilty | None:
-        """Path to the record that the cause names, or as far as it is known; None for causes without a record."""
+        """Path to the record that the cause names, as far as the path is known; None for causes without a record."""
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
         return self.found
@@ -139,7 +139,7 @@ def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause | None:
-    """Return the operation that made a version; None for a batch. `then` is appended to the sentence.
+    """Return the operation that made a version; None for a batch. `then` is appended to the cause's sentence.
 
     Raises the same errors as `operation_of`.
     """
@@ -184,7 +184,7 @@ def _describe(commit: Manifest, done: Operation | None) -> str:
 
 
 _ONE_BY_ONE = 32
-"""Number of versions before the bad one that are read one by one; a binary search covers earlier versions."""
+"""Number of versions before the bad one that are read one by one. Older versions are found by binary search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +193,25 @@ class ProgramChange:
 
     stage: str
     version: int
-    """First version of the new program, a claim."""
+    """First version of the new program: the claim of its first run."""
     time_ms: int
-    """Commit time of that first version."""
+    """Commit time of `version`."""
     before: Program
     after: Program
     last: int
     """Last version of the previous program."""
     batches: int
-    """Number of counted batches of the new program before the commit in question."""
+    """Number of batches of the new program before the commit in question."""
 
     def __str__(self) -> str:
         return f"{self.stage}@v{self.version}, from {self.before} to {self.after}"
 
 
 def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
-    """Return the last change of a stage's program up to a version; None if none is known.
+    """Return a stage's last program change at or before the version `commit`; None if none is known.
 
-    Reads a few manifests. May miss an old change that was reverted later. Raises `Corruption` and `Unavailable`.
+    Reads a few manifests. An old change that was reverted later may be missed. Raises `Corruption` and
+    `Unavailable`.
     """
     if (program := commit.program) is None:
         return None
@@ -240,7 +241,7 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
 
 
 def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Yield program changes whose first batch is this commit, or an upstream commit that it read; nearest first.
+    """Yield program changes, nearest first, whose first batch is this commit or an upstream commit that it read.
 
     Raises the same errors as `change_before`.
     """
@@ -258,7 +259,7 @@ def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChang
 
 
 def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return a program change as the guessed cause if the commit is the first one of a new program; else None.
+    """Return a program change as a guessed cause if the commit is the first batch of a new program; else None.
 
     Needs no replay. Raises the same errors as `change_before`.
     """
@@ -269,10 +270,10 @@ def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: Program | None = None) -> Cause:
-    """Return the cause "the program changed". `because` is appended to the sentence.
+    """Return the cause "the program changed". `because` is appended to the cause's sentence.
 
-    `add` is the old program, to be given with --code for a replay. `how` names the evidence: `both programs`,
-    `the program before`, `older batches` or `guess`.
+    `add` is the old program, if the user could prove the cause by passing that program to a replay with `--code`.
+    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`.
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{because}"
@@ -300,7 +301,7 @@ _BATCHES_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """Bad keys of a commit that wrote none of them."""
+    """Keys that turned bad at a commit, although the commit wrote none of them."""
 
     keys: pa.Table
     since: Manifest | None
@@ -329,7 +330,7 @@ def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouche
 
 
 def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool, how: str) -> Cause:
-    """Return the cause "no record of these keys came"; `how` is appended to its sentence.
+    """Return the cause "no record of these keys came". `how` is appended to the cause's sentence.
 
     Reads one manifest for each channel upstream. Raises `Corruption` and `Unavailable`.
     """
@@ -355,7 +356,7 @@ def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool
 
 
 def _version_with_seq(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
-    """Return the version that wrote rows with this `_seq`; None if it was collected."""
+    """Return the version that wrote the rows with this `_seq`; None if that version was collected."""
     for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
         manifest = history.find(store, commit.app, commit.stage, version)
         if manifest is not None and manifest.traits.changes_rows and manifest.row_seq == seq:

@@ -1,4 +1,4 @@
-"""Ends of a search: resolves refs to moments of the app's line, and checks that they can be searched between."""
+"""Ends of a search: resolves two refs to moments of an app's line, and checks that the search can run between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ BEGINNING = "beginning"
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Both ends of a search."""
+    """Good and bad end of a search."""
 
     between: Between
     begin: Cut
-    """Moment from which on no version is missing; the good end if no version is missing, or all are."""
+    """Moment since which all versions exist; the good end if no version was collected, or if all were."""
     good: str | None
     """Ref of the good end; None for the beginning."""
     bad: str | None
@@ -33,10 +33,10 @@ class Ends:
     resolved: Mapping[str, Cut]
     """Cuts that the refs resolve to, by ref."""
     begins: str
-    """Ref of `begin` if older, thinned-out history is searched as well; else empty."""
+    """Ref of `begin`, if the search also covers older history that was thinned out; else empty."""
 
     def with_known(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "Ends":
-        """Return the ends narrowed by known answers, which are also added to the evaluator.
+        """Return these ends, narrowed by known answers. The answers are also added to the evaluator.
 
         Raises:
             Refused: a moment known to be good is not before a moment known to be bad.
@@ -64,7 +64,7 @@ class Ends:
         return replace(self, between=replace(between, low=low, high=high), begin=begin)
 
     def settle(self, evaluator: Evaluator) -> Between:
-        """Return the range to search, with a good and a bad end; without history before `begin` where possible.
+        """Return the range to search, whose ends are good and bad. It starts at `begin` if the moment `begin` is good.
 
         Raises:
             Refused: the good end is bad already, or the bad end is good.
@@ -167,7 +167,10 @@ def find_ends(
 
 
 def _good_end(between: Between, good: Cut | None) -> Cut:
-    """Return the moment of the line to begin at: `good`, or the oldest moment; `between` begins with the line."""
+    """Return the moment of the line at which the search begins: `good`, or the oldest moment of the line.
+
+    The range `between` begins with the line.
+    """
     line, begin = between.whole, between.low
     if good is None:
         commits = line.kept_between(Cut(between.high.app, {}), between.high)
@@ -180,7 +183,7 @@ def _good_end(between: Between, good: Cut | None) -> Cut:
 
 
 def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
-    """Raise `Refused` unless the good end is before the bad end; no version from `begin` on was collected."""
+    """Raise `Refused` unless the good end is before the bad end. From `begin` on, no version was collected."""
     line, low, high, app = between.whole, between.low, between.high, between.high.app
     is_before = replace(between, low=begin).ordered()
     if not line.is_whole(high):
@@ -198,7 +201,7 @@ def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None
 
 
 def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
-    """Return a stable ref to the moment that a search uses for `ref`; the same ref if that moment was collected.
+    """Return a stable ref to the moment that a search uses for `ref`; `ref` itself if that moment was collected.
 
     Raises the same errors as `find_ends`.
     """

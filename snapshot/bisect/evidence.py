@@ -31,23 +31,23 @@ MAX_COUNTED = 100_000
 _MAX_COUNTS = 8
 """Maximum number of moments at which wrong rows are counted, nearest to the verdict first."""
 _BEFORE = 8
-"""Number of commits listed before the verdict's."""
+"""Number of commits listed before the bad commit."""
 _AFTER = 6
-"""Number of commits listed after the verdict's."""
+"""Number of commits listed after the bad commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Downstream stage that consumed the bad version, or a version that depends on it."""
+    """Downstream stage that consumed the bad version, directly or through other stages."""
 
     first: Manifest
     """First version of the stage that depends on the bad version."""
     newest: int
     """Newest version of the stage; all versions from `first` to `newest` depend on the bad one."""
     rows: int
-    """Number of rows that `first` read from affected stages; some of these rows may be correct."""
+    """Number of rows that the version `first` read from affected stages. Some of these rows may be correct."""
     keys: KeyChanges | None
-    """Keys whose rows `first` changed; None for a stage without a table, or if the rows cannot be read."""
+    """Keys whose rows the version `first` changed; None for a stage without a table, or if the rows are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Evidence:
     """Evidence around a verdict."""
 
     commits: tuple[Manifest, ...]
-    """Commits of all stages around the verdict's, in the order of the line."""
+    """Commits of all stages around the bad commit, in the order of the line."""
     wrong: Mapping[str, int]
     """Number of wrong rows (at most `MAX_COUNTED`) by ref of a bad moment, for the verdict and moments near it.
 
@@ -66,11 +66,11 @@ class Evidence:
     reached: tuple[Reached, ...]
     """Affected downstream stages, upstream first."""
     audit: Report
-    """Result of `verify` at the bad moment, without reading rows."""
+    """Result of `verify` at the bad moment, by manifests and object sizes only."""
 
 
 def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None = None) -> Evidence:
-    """Gather the evidence around a verdict; `reader` reads in-flight records if the predicate needs them.
+    """Return the evidence around a verdict. `reader` reads in-flight records if the predicate needs them.
 
     Raises:
         NotFound: a manifest was collected meanwhile.
@@ -91,7 +91,7 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topic
 
 
 def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """Return the number of commits from the first bad one to the end of a prefix; negative before it.
+    """Return the number of commits from the first bad one to the end of a prefix; negative if the prefix ends earlier.
 
     Each commit of the line adds one to the sum of all stages' versions.
     """
@@ -99,7 +99,7 @@ def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
 
 
 def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
-    """Return the number of wrong rows by ref, without moments where the predicate fails. Empty unless it is SQL."""
+    """Return the number of wrong rows by ref, without moments where the predicate fails; empty unless it is SQL."""
     if not verdict.predicate.sql:
         return {}
     counts = {verdict.bad_ref: min(verdict.rows.num_rows, MAX_COUNTED)}

@@ -1,7 +1,7 @@
-"""Row-local predicates: all their changes, by one pass over the rows that the versions wrote.
+"""Row-local predicates: finds every version at which such a predicate changed, in one pass over the written rows.
 
-A row-local query decides on each row of one table by itself. Whether a row is wrong does not change until its key is
-written again, or expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
+A row-local query judges each row of one table by itself. A row that is wrong stays wrong until its key is written
+again, or the row expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
 are checked once, and a running count of wrong keys is kept. The cost is proportional to the rows written, not to the
 size of the state. The result shows if the history went from good to bad only once.
 """
@@ -38,10 +38,10 @@ ROW = "_slackwater_row"
 
 
 def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
-    """Return the table that a query reads, and a query for the number (`ROW`) of each row that it returns.
+    """Return the table that a query reads, and a query that returns row numbers (`ROW`) in place of the same rows.
 
-    Raises `Refused` (the result for a row depends on other rows; says why), `NotFound` (no such table) and `Usage` (the
-    SQL is malformed).
+    Raises `Refused` (the result for a row depends on other rows; the message says why), `NotFound` (no such table)
+    and `Usage` (the SQL is malformed).
     """
     with duckdb.connect() as con:
         parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
@@ -64,7 +64,7 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
 
 
 def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the numbers of the rows that a query of `row_local` returns, each once, ascending.
+    """Return the numbers of the rows that a query from `row_local` returns, ascending and without repeats.
 
     `rows` has the columns of the table and `ROW`. Raises `Usage` (DuckDB cannot run the query).
     """
@@ -78,7 +78,7 @@ def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
-    """Yield the reasons why a query does not decide on each row of one table by itself."""
+    """Yield the reasons why a query is not row-local: it does not judge each row of one table by itself."""
     if node["type"] != "SELECT_NODE":
         yield "a set operation"
         return
@@ -122,13 +122,16 @@ _CHANGES = f"""
     FROM (SELECT version, 1 AS delta FROM ends UNION ALL SELECT until, -1 FROM ends WHERE until IS NOT NULL)
     GROUP BY version ORDER BY version
 """
-"""Change of the number of wrong keys, by version. A wrong row counts until its key is written again, or expires."""
+"""SQL for the change in the number of wrong keys at each version.
+
+A wrong row counts until its key is written again, or the row expires.
+"""
 
 
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """Return all versions between two moments at which a predicate on single rows went from good to bad or back.
+    """Return all versions between two moments at which a row-local predicate turned bad, or good again.
 
-    None if the predicate reads more than single rows of one table, if versions are missing or one is a rewind, or if
+    Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if
     the scan would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
@@ -208,10 +211,10 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
 def _create_views(
     con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_WrittenIn], paths: Mapping[str, Path]
 ) -> None:
-    """Create the table `_written` of all rows that count, and a view under the table's name without deleted rows.
+    """Create the table `_written` of all rows that a version wrote, and a view of the table without deleted rows.
 
-    An SST may be listed twice: for the first version, and for the version that wrote it. All rows get the columns of
-    `high`.
+    An SST may be listed twice: for the first version, and for the version that wrote it. All rows get the columns
+    of `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
     schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])

@@ -1,4 +1,4 @@
-"""Predicates of bisect: a query that returns wrong rows, or a condition that must hold, evaluated at any cut."""
+"""Predicates of bisect: a query that returns wrong rows, or a condition that must hold. Any cut can be evaluated."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -34,7 +34,7 @@ class Context:
     cut: Cut
     """Any consistent cut, even if it was never committed."""
     later: Mapping[str, Manifest] = field(default_factory=dict)
-    """Later versions of stages: tables and channels that only these have are visible as empty."""
+    """Later versions of stages. Tables and channels that exist only in these versions are visible as empty."""
     only: Collection[str] | None = None
     """Tables to open; None for the tables that the predicate names."""
     reader: Topics | None = None
@@ -44,7 +44,7 @@ class Context:
 
 
 class Predicate(Protocol):
-    """Finds wrong rows at a cut. Depends only on the cut's rows: equal rows give equal answers."""
+    """Predicate that returns the wrong rows at a cut. Depends only on rows: equal rows give equal answers."""
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ class Predicate(Protocol):
 
 
 class Skip(Exception):
-    """A predicate cannot judge this cut; the message says why. The request itself is valid.
+    """Error of a predicate that cannot judge a cut, although the search request is valid. The message says why.
 
     `lacks` is True if a table or column is missing.
     """
@@ -95,9 +95,9 @@ class Skip(Exception):
 
 
 class Wanted(Exception):
-    """A person has to judge this moment; `ref` is empty for the moment before the first commit.
+    """Error of a search that needs a person's answer for a moment. `ref` is empty for that before the first commit.
 
-    `left` estimates how many moments will follow.
+    `left` is the estimated number of moments to judge after this one.
     """
 
     def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
@@ -133,11 +133,11 @@ class ByHand(OfAllTables):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """SQL that returns rows if something is wrong. Rows with a table's key columns identify the wrong keys."""
+    """Predicate in SQL: a query that returns wrong rows. Rows with a table's key columns identify the wrong keys."""
 
     sql: str
     typed: str = ""
-    """Condition as typed, if it was not a query."""
+    """Condition as typed; empty if a whole query was given."""
     bounds: Bounds | None = None
     """Limits on the query's resources and visible columns; None for a trusted user."""
 
@@ -173,12 +173,12 @@ class Where:
 
 _ALONE = "SELECT ({condition}) AS holds"
 _OVER = _ALONE + " FROM {table}"
-"""Returns one row for an aggregate, else one for each row of the table."""
+"""SQL that returns one row for an aggregate, otherwise one row for each row of the table."""
 _ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
-"""Returns the wrong rows, with their keys."""
+"""SQL that returns the wrong rows, with their keys."""
 _FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _WRONG = {"check": "NOT ", "where": ""}
-"""Prefix that turns a condition into "is wrong": a check must hold, a where must not."""
+"""SQL prefix that turns a condition into "is wrong": a `check` must hold, a `where` must not."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -186,10 +186,11 @@ _EXAMPLES = {
 
 
 def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
-    """Return a predicate from a query that returns wrong rows, or from a condition that selects them.
+    """Return a predicate from a query that returns wrong rows, or from a condition that is true for wrong rows.
 
-    `balance < 0` selects rows of the one table that has this column; `max(balance) > 100` is an aggregate of it.
-    NULL is not wrong. Raises the errors of `check`, and `Usage` if `table` is given together with a whole query.
+    `balance < 0` selects rows of the one table that has this column; `max(balance) > 100` is a condition on an
+    aggregate of that table. A NULL result is not wrong. Raises the errors of `check`, and `Usage` if `table` is
+    given together with a whole query.
     """
     if is_condition(sql):
         return _over_table(store, app, sql, table, "where")
@@ -204,12 +205,12 @@ def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
 def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Where:
     """Return a predicate from a condition that must hold.
 
-    A condition is over the rows of one table: each row (`balance >= 0`), or an aggregate (`min(balance) >= 0`).
-    It may also be a SELECT that returns one boolean, or combine such SELECTs, over any tables. As with CHECK in SQL,
-    NULL holds: for example `min(balance)` of an empty table.
+    A condition is about the rows of one table: every row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). A
+    condition may also be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As
+    with CHECK in SQL, a NULL result holds: for example `min(balance)` of an empty table.
 
-    Columns are those of the app's newest versions; `table` is the table of the condition, empty for the only table that
-    has all its columns.
+    The app's newest versions define the columns. `table` is the table of the condition, empty for the only table
+    that has all its columns.
 
     Raises:
         Usage: the condition is malformed, or no table or several have its columns.
@@ -274,7 +275,7 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
 
 
 def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
-    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if it returns no condition."""
+    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if its result is not a condition."""
     if len(con.extract_statements(query)) != 1:
         raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
     types = [str(column_type) for column_type in con.sql(query).types]

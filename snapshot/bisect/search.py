@@ -1,10 +1,10 @@
 """Find the commit that made something wrong: a binary search over the app's line with a predicate.
 
 The predicate is evaluated at moments of the line (`cut.line`), which are consistent cuts with a ref. So a wrong answer
-means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref.
-As in git's bisect of a linear history, a moment that cannot be judged is skipped in favour of another, until none
-remains between the last good and the first bad one. Unlike git, the next candidate is one beside a judged moment (see
-`Between.middle`), so that a column that was added later is found in a few steps.
+means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref. As in
+git's bisect of a linear history, another moment is tried in place of one that cannot be judged, until no moment
+remains between the last good and the first bad one. Unlike git, the search next tries a moment beside a judged one
+(see `Between.middle`), so that a column that was added later is found in a few steps.
 """
 
 from bisect import insort
@@ -34,7 +34,7 @@ from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Evaluation, Flip, Flips, Verdict, VersionRange
 
 _MOST_MIDDLES = 64
-"""Maximum number of moments checked for coverage; with more, the search counts as not exhaustive."""
+"""Maximum number of moments checked for coverage; if there are more, the search counts as not exhaustive."""
 
 Edge = Literal["", "first", "last"]
 """Change from good to bad to report if there are several: any, the first or the last."""
@@ -54,7 +54,7 @@ def bisect(
     now_ms: int | None = None,
     reader: Topics | None = None,
 ) -> Verdict:
-    """Find the first commit of the app's line, between two moments, at which something is wrong.
+    """Find the first commit of the app's line, between two moments, that made something wrong.
 
     Tables without a version at a moment are empty there. Versions with the same rows are not
     evaluated twice, nor those of tables that the predicate does not name: O(log versions) evaluations
@@ -114,13 +114,13 @@ def _count_flips(evaluator: Evaluator, searched: Between, narrowed: "_Narrowed")
 
 
 def _flip_at_edge(edge: Edge, flips: Flips) -> Flip | None:
-    """Return the change that `edge` selects; None if there is only one change, or any will do."""
+    """Return the change that `edge` selects; None if there is only one change, or if `edge` accepts any."""
     bad = [flip for flip in flips.flips if flip.bad]
     return bad[-1 if edge == "last" else 0] if edge and len(bad) > 1 else None
 
 
 def _is_exhaustive(evaluator: Evaluator, searched: Between) -> bool:
-    """Return True if every moment between the ends was evaluated, or has the rows of an evaluated one."""
+    """Return True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
     if not searched.is_whole or any(step.answer == "skip" for step in evaluator.evaluated.values()):
         return False
     cuts = [step.cut for step in evaluator.evaluated.values() if length(step.cut) <= length(searched.high)]
@@ -143,7 +143,7 @@ class _Narrowed:
     """Result of narrowing a range of moments."""
 
     between: Between
-    """Range from a good moment to a bad one, with no moment in between that can be judged."""
+    """Range from a good moment to a bad one, between which no moment can be judged."""
     good: tuple[Cut, ...]
     """Good moments, each nearer to the result than the previous one."""
     bad: tuple[Cut, ...]
@@ -207,7 +207,10 @@ def _is_certain(evaluator: Evaluator, between: Between) -> bool:
 
 
 def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Mark a version as skipped; if it lacks a column, also the versions up to its nearest neighbours that lack it."""
+    """Add a version to `skips`. If it lacks a column, also add the versions between it and its neighbours in `lacking`.
+
+    `lacking` are all versions that were found to lack the column.
+    """
     skips.add(version)
     if lacks:
         insort(lacking, version)
@@ -294,7 +297,7 @@ def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
 def _changed_keys(
     evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
 ) -> KeyChanges | None:
-    """Return the keys that the commit turned bad in the stage's own table, or in the side table that is named alone."""
+    """Return the keys that turned bad at the commit, in the stage's table or a side table named by the predicate."""
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
     table = next(named, commit.stage)
     earlier = table_of(previous, table) if previous is not None else None
@@ -310,7 +313,7 @@ def _lineage(evaluator: Evaluator, previous: Manifest | None, commit: Manifest) 
 
 
 def _contradicting(evaluator: Evaluator, good: Cut, bad: Cut) -> tuple[Evaluation, ...]:
-    """Return moments that are bad at or before the last good one, or good at or after the first bad one."""
+    """Return evaluations against the result: bad up to the last good moment, or good from the first bad moment on."""
     return tuple(
         step
         for step in evaluator.evaluated.values()

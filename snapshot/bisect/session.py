@@ -1,7 +1,7 @@
-"""Search sessions: the request and each answer, in a file that people can read, correct and resume from.
+"""Search sessions: a file with a search request and its answers, which people can read, correct and resume from.
 
-Each app has one session, kept by every kind of search. As with git, the session's log is a list of commands that replay
-it.
+Each app has one session, saved by every kind of search. As with git, the session's log is a list of commands that
+replay the session.
 
 Also predicates that are programs: a Python function, or a command that receives the moment as a file.
 """
@@ -38,7 +38,7 @@ from .search import Edge
 from .verdict import Answer, Evaluation
 
 Function = Callable[[duckdb.DuckDBPyConnection], object]
-"""Returns whether a moment is good; the moment's tables are views of the connection."""
+"""Function that returns True if a moment is good. The connection's views are the moment's tables."""
 
 _SKIP = 125
 _STOP = 128
@@ -49,9 +49,9 @@ _STOP = 128
 class Python(OfAllTables):
     """Predicate that calls a function with a DuckDB connection, whose views are the moment's tables.
 
-    A falsy return value or an AssertionError means bad. None means good, so a function made of `assert`s works.
-    `unittest.SkipTest` means skip, and so does a missing table or column. Tables that the function creates
-    are in memory, and discarded. Any other exception ends the search as `SlackwaterError`.
+    A falsy return value or an AssertionError means bad. None means good, so a function made of `assert`s works. A
+    missing table or column, or `unittest.SkipTest`, means skip. Tables that the function creates are in memory and
+    are discarded. Any other exception ends the search as `SlackwaterError`.
     """
 
     function: Function
@@ -78,9 +78,9 @@ class Python(OfAllTables):
 
 @dataclass(frozen=True, slots=True)
 class Command(OfAllTables):
-    """Predicate that runs a shell command; `SLACKWATER_DB` is the moment as a DuckDB file, `SLACKWATER_REF` its ref.
+    """Predicate that runs a shell command. `SLACKWATER_DB` is a DuckDB file of the moment, `SLACKWATER_REF` its ref.
 
-    Exit codes are those of `git bisect run`. Output of the command goes to stderr.
+    Exit codes have the meaning that they have for `git bisect run`. Output of the command goes to stderr.
     """
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
@@ -107,7 +107,7 @@ class Command(OfAllTables):
 
 
 def load(text: str) -> Python:
-    """Return the predicate for `FILE:function`. Imports look in the file's folder first.
+    """Return the predicate for `FILE:function`. Modules that the file imports are first looked up in its folder.
 
     Raises `Usage` if the file or function does not exist, and `SlackwaterError` if the file raises an exception.
     """
@@ -206,11 +206,11 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
     """Root of the store that has the app."""
     asked: Asked
     marks: tuple[KnownAnswer, ...] = ()
-    """Answers in the order given; the last one for a moment counts."""
+    """Answers in the order given. If a moment has several answers, the last one counts."""
     wanted: str | None = None
     """Ref of the moment that a person has to judge; None if there is none."""
     found: str = ""
-    """Result of the search, in a sentence; empty while it is open."""
+    """Result of the search, in a sentence; empty while the search is unfinished."""
     format: Literal[1] = FORMAT
 
     @property
@@ -219,7 +219,7 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
         return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "KeptSearch":
-        """Return the session with an evaluation added; the first two fix both ends, replacing relative refs."""
+        """Return the session with an evaluation added. The first two replace the refs of both ends by fixed refs."""
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
@@ -281,7 +281,7 @@ def log_of(session: KeptSearch) -> Iterator[str]:
 
 
 def of_log(text: str, store: str) -> KeptSearch:
-    """Return the session that a log describes. Answers count as given by a person. Raises `Usage`."""
+    """Return the session that a log describes. Its answers count as given by a person. Raises `Usage`."""
     session: KeptSearch | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -305,7 +305,7 @@ def of_log(text: str, store: str) -> KeptSearch:
 
 
 def _parse_request(arguments: list[str], number: int) -> Asked:
-    """Parse the first command of a log; `arguments` are those after `slackwater bisect`."""
+    """Parse the first command of a log. `arguments` are those after `slackwater bisect`."""
     fields: dict[str, str] = {}
     app, *options = (arguments[1:] if arguments[0] == "start" else arguments) or [""]
     while options:

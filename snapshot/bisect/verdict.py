@@ -1,4 +1,4 @@
-"""Results of a search: the first bad commit, and the input record behind it, with the evidence for each."""
+"""Results of a search: the first bad commit, and the input record that caused it, with the evidence for both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Evaluation:
     """One evaluation of the predicate."""
 
     number: int
-    """Number of the evaluation, from 1; 0 for a moment that needed none."""
+    """Number of the evaluation, from 1; 0 for a moment that was not evaluated."""
     total: int
     """Estimated total number of evaluations; exceeded only if moments cannot be judged."""
     ref: str
@@ -35,7 +35,7 @@ class Evaluation:
     """Reason for a skip, in a sentence."""
     took_ms: int = 0
     given: bool = False
-    """True for a known answer that was not evaluated in this search."""
+    """True for a known answer that was passed to this search, not evaluated by it."""
     lacks: bool = False
     """True for a skip because of a missing table or column."""
 
@@ -76,10 +76,10 @@ class Flips:
     stage: str
     first: int
     last: int
-    """Last version of the scan, which starts after `first`."""
+    """Last scanned version. The scan starts after `first`."""
     flips: tuple[Flip, ...]
     counts: tuple[tuple[int, int], ...]
-    """Number of wrong keys by version: at `first`, and wherever the number changed."""
+    """Number of wrong keys by version, for `first` and for every version at which the number changed."""
     rows: int
 
 
@@ -95,7 +95,7 @@ class Verdict:
     stage: str
     """Stage of the bad commit."""
     good: Cut
-    """Prefix of the line right before the bad commit; with candidates, the last moment known to be good."""
+    """Prefix of the line right before the bad commit; if there are candidates, the last moment known to be good."""
     bad: Cut
     """Prefix of the line that ends with the bad commit."""
     good_ref: str
@@ -134,11 +134,11 @@ class Verdict:
     resolved: Mapping[str, Cut] = field(default_factory=dict)
     """Cuts that the given refs resolve to, by ref."""
     begins: str = ""
-    """Ref from which on no version was missing, if older history was thinned out; else empty."""
+    """Ref of the moment since which all versions exist, if older history was thinned out; else empty."""
     flips: Flips | None = None
     """All changes between the ends; None if they cannot be counted cheaply."""
     seen_all: bool = False
-    """True if every moment between the ends was evaluated, or has the rows of an evaluated one."""
+    """True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
 
     @property
     def bad_before(self) -> str:
@@ -152,7 +152,7 @@ class Verdict:
 
     @property
     def looked(self) -> bool:
-        """True if it is known that nothing was bad before; False if that is only assumed, as in any binary search."""
+        """True if all earlier moments are known to be good; False if that is assumed, as in any binary search."""
         return not self.bad_before and (self.flips is not None or self.seen_all)
 
     @property
@@ -162,12 +162,12 @@ class Verdict:
 
 
 class CannotProve(Refused):
-    """A replay does not prove which record is the cause; the message says why."""
+    """Error of replays that do not prove which record is the cause. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a Kafka record: `topic[partition]@offset`; in a repartition topic with the row in the message."""
+    """Address of a Kafka record: `topic[partition]@offset`. In a repartition topic, also the row within the message."""
 
     topic: str
     partition: int
@@ -180,7 +180,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Record identified among those that one version of a stage read."""
+    """Record that caused the bad result, identified among the records that one version of a stage read."""
 
     stage: str
     version: int
@@ -188,13 +188,13 @@ class Hop:
     records: int
     """Number of records that the version read."""
     candidates: int
-    """Number of these records that may be involved."""
+    """Number of the read records that may be the cause."""
     replays: int
     """Number of subsets of the candidates that were replayed."""
     alone: bool
     """True if the record alone makes the result bad; False if earlier records are needed as well."""
     needs: int | None = None
-    """Size of the smallest set of earlier records that the record needs to be bad; None if unknown."""
+    """Size of the smallest set of earlier records that makes this record bad; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,35 +210,35 @@ class SourceMessage:
 
 @dataclass(frozen=True, slots=True)
 class NoRecord:
-    """Batch that is bad without any of its records: time or a watermark removed or emitted rows."""
+    """Bad batch whose cause is none of its records: time or a watermark removed or emitted rows."""
 
     stage: str
     """Stage of the batch: that of the bad commit, or an upstream one."""
     version: int
     expired: pa.Table
-    """Rows of its table that expired with the batch: key columns, and `time` of expiry."""
+    """Rows of the stage's table that expired with the batch: key columns, and `time` of expiry."""
     fell_due: pa.Table
-    """Rows that fell due with the batch (ended windows, timers, waiting rows of a join): the same columns."""
+    """Rows that fell due with the batch: ended windows, timers, waiting rows of a join. Columns as in `expired`."""
     clock_ms: tuple[int, int]
-    """Clock for expiry, before and after the batch."""
+    """Clock by which rows expire, before and after the batch."""
     due_ms: tuple[int | None, int | None]
     """Time up to which rows had fallen due, before and after the batch; None for never."""
     by: Literal["clock", "watermark"] = "clock"
-    """Clock that rows expire or fall due by: the wall clock, or the watermark."""
+    """Clock by which rows expire or fall due: the wall clock, or the watermark."""
     keys: KeyChanges | None = None
-    """Keys of the bad commit's table that the batch changes even without its records; None for no table."""
+    """Keys that the batch changes even without its records, in the bad commit's table; None if it has no table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """Path from a bad commit to the record behind it, as far as it could be proved."""
+    """Path from a bad commit to the record that caused it, as far as it could be proved."""
 
     hops: tuple[Hop, ...]
     """Steps from the commit upstream, one for each stage; empty if nothing could be proved."""
     message: SourceMessage | None
     """Record of the user's own topic at the end of the path; None if the path ends earlier."""
     reason: str
-    """Reason why the path ends earlier; empty if it is complete."""
+    """Reason why the path ends before a user's record; empty if the path is complete."""
     windows: tuple[Window, ...]
     """Smallest input windows that are proved to contain the record."""
     keys: KeyChanges | None
@@ -246,10 +246,10 @@ class Guilty:
     others: int | None = None
     """Number of other records of the commit that are bad by themselves; None if unknown."""
     of_key: int = 0
-    """Number of records of the batch that reach the requested key; 0 if unknown or without a requested key.
+    """Number of records of the batch that reach the requested key; 0 if unknown, or if no key was requested.
 
     If there are several, the path names the last one that changed the key's row. In a batch of a Spark query, which
-    cannot be replayed, it names the record whose numbers are nearest to the change.
+    cannot be replayed, the path names the record whose numbers are nearest to the change.
     """
     proved: bool = False
     """True if replays prove the record: the shortest bad prefix of the app's input ends with it.
@@ -257,12 +257,12 @@ class Guilty:
     False for a guess, or if no record is named.
     """
     tied: tuple[Address, ...] = ()
-    """Records of other partitions with the same time, each of which may be the first bad record instead."""
+    """Records of other partitions with the same time. Any of these may be the first bad record instead."""
     records: pa.Table | None = None
     """Bad records of the batch in the app's order; None if unknown.
 
-    Columns: `topic`, `partition`, `offset`, `time`, `key`, and `alone`, which is True for records that are bad by
-    themselves; the others are bad only together.
+    Columns: `topic`, `partition`, `offset`, `time`, `key`, and `alone`. `alone` is True for records that are bad by
+    themselves, and False for records that are bad only in combination.
     """
     is_complete: bool = False
     """True if `records` contains all records that are bad by themselves."""

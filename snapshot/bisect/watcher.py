@@ -31,7 +31,7 @@ from ..take.snapshots import move, pin
 from .predicate import check, where
 
 TIMEOUT_S = 60.0
-"""Default timeout of a command, which should notify somebody or start a background task."""
+"""Default timeout in seconds of a failure command, which should only notify somebody or start a background task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Invariant:
     check: str = ""
     """Condition that must hold, as in `bisect --check`."""
     table: str = ""
-    """Table of the condition, if the columns are ambiguous."""
+    """Table of the condition, if several tables have its columns."""
 
     def __post_init__(self) -> None:
         if self.every_ms <= 0:
@@ -104,9 +104,9 @@ class CheckResult:
 
     invariant: Invariant
     rows: pa.Table | None
-    """Rows that the query returned, at most `MAX_ROWS`; None if it failed."""
+    """Rows that the query returned, at most `MAX_ROWS`; None if the query failed."""
     error: SlackwaterError | None = None
-    """Error of the query; None if it succeeded."""
+    """Error of the query; None if the query succeeded."""
 
     @property
     def state(self) -> InvariantState:
@@ -124,7 +124,7 @@ class Findings:
     results: tuple[CheckResult, ...]
     """Results of the invariants that were due."""
     before: Mapping[str, InvariantState]
-    """Previous state by name of the invariant, if there is one."""
+    """Previous state of each invariant that had one, by name."""
     last_good: str
     """Ref to the newest moment at which all invariants held; empty if there is none yet."""
 
@@ -145,8 +145,9 @@ class Findings:
 class Watcher:
     """Schedule of the invariants of one app.
 
-    Each invariant is evaluated at its own interval. Whenever the one with the longest interval is due, all are
-    evaluated at the same moment, which may then become `last-good`. An unchanged moment is not evaluated again.
+    Each invariant is evaluated at its own interval. When the invariant with the longest interval is due, all
+    invariants are evaluated at one moment, which may then become `last-good`. An unchanged moment is not evaluated
+    again.
     """
 
     store: ObjectStore
@@ -169,7 +170,7 @@ class Watcher:
         return min(self._due_ms.values())
 
     def look(self, now_ms: int) -> Findings | None:
-        """Evaluate the due invariants; None if none is due, or nothing was committed since the last evaluation.
+        """Evaluate the due invariants; None if no invariant is due, or nothing was committed since the last evaluation.
 
         Raises:
             NotFound: the app does not exist, or has no version yet.
@@ -200,13 +201,13 @@ class Watcher:
         return Findings(cut, ref, results, previous, tag) if results else None
 
     def _due(self, now_ms: int) -> list[Invariant]:
-        """Return the due invariants: all, if one with the longest interval is due."""
+        """Return the due invariants; all invariants if one with the longest interval is due."""
         due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
         longest_ms = max(invariant.every_ms for invariant in self.invariants)
         return list(self.invariants) if any(invariant.every_ms == longest_ms for invariant in due) else due
 
     def _is_evaluated(self, invariant: Invariant, cut: Cut) -> bool:
-        """Return True if the last result of an invariant is that of the cut."""
+        """Return True if the invariant's last result is for this cut."""
         return invariant in self._results and self._results[invariant][0] == cut.versions
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
@@ -222,7 +223,7 @@ class Watcher:
 
 
 def last_good(store: ObjectStore, app: str) -> Snapshot | None:
-    """Return the snapshot that the tag names; None before it was set. Raises `Refused` if a user took this name."""
+    """Return the snapshot that the tag names; None if it was never set. Raises `Refused` if a user took the name."""
     snapshot = find_snapshot(store, app, LAST_GOOD)
     if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_BY)):
         by = f", taken by {snapshot.by}" if snapshot.by else ""
@@ -234,7 +235,7 @@ def last_good(store: ObjectStore, app: str) -> Snapshot | None:
 
 
 def advance(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
-    """Move the tag to this cut, unless it names a later one. Returns the tag's snapshot.
+    """Move the tag to this cut, unless the tag names a later cut. Returns the tag's snapshot.
 
     Raises:
         NotFound: a version of the cut was collected meanwhile; the tag did not move.

@@ -2,9 +2,9 @@
 
 A copy keeps the ULID of its source. So a retry finds existing copies, and skips those whose checksum matches.
 
-A masked value becomes null, or a keyed hash (BLAKE2b). The key is a random salt per
-clone, discarded when the clone is complete: equal values stay equal within a clone, so joins still
-work, and nobody can find a value by hashing candidates. Null stays null.
+A masked value is replaced by null, or by a keyed hash (BLAKE2b). The hash key is a random salt per clone, discarded
+when the clone is complete: equal values stay equal within a clone, so joins still work, and nobody can find a value
+by hashing candidates. Null stays null.
 """
 
 import os
@@ -76,7 +76,7 @@ def _as_column(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Arra
 
 
 def _split_text(how: str, digits: pa.Array) -> list[Any]:
-    """Return the parts of a text, with the hashes in place of `{}`."""
+    """Return the parts of the text `how`, with the hashes in place of `{}`."""
     prefix, *suffixes = how.split(PLACE)
     return [pa.scalar(prefix), *(part for text in suffixes for part in (digits, pa.scalar(text)))]
 
@@ -90,7 +90,7 @@ class Masks:
 
     @classmethod
     def of(cls, options: Mapping[str, str], salt: str = "") -> Self:
-        """Return masks from `table.column` to mask. Raises `Usage` for a malformed entry."""
+        """Return the masks of `options`, which map `table.column` to a mask. Raises `Usage` for a malformed entry."""
         masks = []
         for target, how in sorted(options.items()):
             table, dot, column = target.partition(".")
@@ -173,18 +173,18 @@ def _check_type(label: str, mask: ColumnMask, column: Column) -> None:
 
 
 _WORKERS = min(os.cpu_count() or 1, 4)
-"""Number of SSTs copied in parallel, each of which is in memory."""
+"""Number of SSTs copied in parallel. All of them are in memory at the same time."""
 
 
 def sizes(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
-    """Return the tables whose SSTs the clone copies or rewrites, with the bytes of the source's SSTs."""
+    """Return the tables whose SSTs the clone copies or rewrites, with the total bytes of these SSTs in the source."""
     table_bytes = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
     return {name: size for name, size in table_bytes.items() if deep or name in masks.tables}
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Creates the SSTs of a clone's first versions: shared, copied or rewritten."""
+    """Creates the SSTs that a clone's first versions name: shared with the source, copied or rewritten."""
 
     store: ObjectStore
     target: ObjectStore
@@ -196,9 +196,9 @@ class Copies:
     on_progress: Callable[[int, int], None]
 
     def made(self, stages: Iterable[str]) -> dict[str, Manifest]:
-        """Return the cut's version of each stage, with the SSTs that the clone's first versions will name.
+        """Share, copy or rewrite SSTs for the clone, and return the cut's version of each stage with these SSTs.
 
-        Writes these SSTs. Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
+        Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
         """
         manifests = {stage: self.cut.stages[stage] for stage in stages}
         to_copy = [entry for stage, manifest in manifests.items() for entry in self._to_copy(stage, manifest)]

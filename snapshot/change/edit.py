@@ -1,7 +1,7 @@
-"""`slackwater edit`: request an edit, and have it done by the stage's runner or in this process.
+"""`slackwater edit`: request an edit, which the stage's runner makes, or this process if no runner has the stage.
 
-Without a runner, this process commits the edit after the newest version, and recomputes it if another commit came
-first.
+Without a runner, this process commits the edit after the newest version, and recomputes the edit if another commit
+came first.
 """
 
 import io
@@ -44,7 +44,7 @@ class EditDone:
     app: str
     stage: str
     changes: KeyChanges | None
-    """Rows that change; None if none do, or if an earlier call committed them."""
+    """Changed rows; None if no row changes, or if an earlier call committed the edit."""
     version: int = 0
     """Version with the edit; 0 if nothing changed, or for a dry run."""
     runner: str = ""
@@ -68,11 +68,12 @@ def edit(
     dry_run: bool = False,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
-    """Change rows of a stage's table by an SQL statement, or by rows to be put into it.
+    """Change rows of a stage's table, by an SQL statement or by a source of rows to put into the table.
 
-    `what` describes the edit in one line. If a runner has the stage, `on_wait` is called with its name, and it does the
-    edit between two batches, within `patience_s`. Repeating an interrupted call completes it: the same statement of the
-    same user within ten minutes is done once, unless `again` is set. Raises the errors of `StoredApp.edit`.
+    `what` describes the edit in one line. If a runner has the stage, `on_wait` is called with the runner's name,
+    and the runner makes the edit between two batches, within `patience_s`. Repeating an interrupted call completes
+    it: one statement of one user is executed once within ten minutes, unless `again` is set. Raises the errors of
+    `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
@@ -114,7 +115,7 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
-    """Return the version in which the same user did the same edit a short while ago; 0 for none."""
+    """Return the version in which the same user made the same edit a short while ago; 0 if there is none."""
     since_ms, suffix, stage = request.created_ms - REPEAT_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
         store,
@@ -127,7 +128,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
 
 
 def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
-    """Return the newest version of every stage, with `head` in place of this stage's if given.
+    """Return the newest version of every stage. For `stage`, this is `head` if given.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
     """
@@ -191,7 +192,7 @@ def _carry_out(
 
 
 def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:
-    """Record a committed edit in the audit log, once, and delete its request."""
+    """Record a committed edit in the audit log, once, and delete the edit's request."""
     versions = {manifest.stage: (manifest.version - 1, manifest.version)}
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
@@ -208,7 +209,7 @@ def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChang
 def _edit_in_process(
     store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str
 ) -> EditDone:
-    """Do the edit in this process, if no runner has the stage."""
+    """Make the edit in this process, for a stage that no runner has."""
     stage = request.stage
     result: Edited | None = None
     done: Manifest | None = None

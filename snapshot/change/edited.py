@@ -1,6 +1,6 @@
-"""Effect of an edit on a table: the changed rows, and one more sorted run that contains them.
+"""Effect of an edit on a table: the changed rows, and an additional sorted run that contains them.
 
-The stage emits nothing for edited rows, which fall due and expire like the program's own rows.
+The stage emits nothing for edited rows. They fall due and expire like rows that the program wrote.
 
 DuckDB runs an SQL statement on a copy of the table, which is then compared with the original. The statement can read
 all tables of the cut, but no files or settings, and can change only this table.
@@ -38,10 +38,10 @@ from ..query.sql import connect, in_words, named_tables
 
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
-"""Error of DuckDB for a statement that changes another table, since other tables are views."""
+"""DuckDB's error for a statement that changes a table other than the edited one: the other tables are views."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
-"""Memory limit of the copy; beyond it, DuckDB spills to disk."""
+"""Memory limit of the connection with the copy. DuckDB spills to disk when it needs more."""
 
 
 def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: str) -> pa.Table:
@@ -152,7 +152,7 @@ class Edited:
     next_due_ms: int | None
 
     def onto(self, draft: Manifest) -> Manifest:
-        """Return `draft` with the edit added; `draft` must be the version that the rows were written for."""
+        """Return `draft` with the edit added. The edit must have been computed for the version `draft`."""
         next_due_ms, times = self.next_due_ms, draft.event_time
         if next_due_ms is not None:
             times = times or EventTime()

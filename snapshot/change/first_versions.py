@@ -1,6 +1,6 @@
-"""First version of each stage of a clone, with the SSTs from `copies` and channels of the clone's own.
+"""First version of each stage of a clone, with the SSTs from `copies` and the clone's own channels.
 
-Records in flight at the cut are copied into these channels; the source's topics are never written to.
+Records in flight at the cut are copied into these channels. The source's topics are never written to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ from .copies import Copies
 
 
 class Carried(Struct, frozen=True):
-    """Channel of a clone after copying."""
+    """Channel of a clone, after in-flight records were copied into it."""
 
     topic: limits.Topic
     ends: limits.Offsets
@@ -45,7 +45,7 @@ class Carried(Struct, frozen=True):
 
 
 def offset_syncs(alias: str) -> str:
-    """Return the topic in which MirrorMaker 2 records offsets of a cluster's records in the mirror."""
+    """Return the topic in which MirrorMaker 2 maps offsets of the cluster `alias` to offsets in the mirror."""
     return f"mm2-offset-syncs.{alias}.internal"
 
 
@@ -54,7 +54,7 @@ def channel_topic(app: str, channel: str) -> str:
 
 
 def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
-    """Return the Kafka topics that an unfinished clone may have, as far as its source still exists."""
+    """Return the Kafka topics that an unfinished clone may have, from the versions of the source that still exist."""
     origin = note.info.origin
     if origin is None:
         return ()
@@ -69,15 +69,16 @@ def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
 
 
 Records = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Reads in-flight records of a channel for one reader, up to the offsets of the next reader (None for the last).
+"""Function that reads a channel's in-flight records for one reader, up to the offsets of the next reader.
 
-Returns the state of the channel; the records, or None if they must be read from Kafka; and the original number of
-records by Kafka partition if some may have been forgotten, else an empty tuple.
+The next reader is None for the last one. Returns the state of the channel; the records, or None if they must be
+read from Kafka; and the original number of records by Kafka partition if some may have been forgotten, else an
+empty tuple.
 """
 
 
 def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> Records:
-    """Read records in flight at a cut from the snapshot `keeper` if it has them, else from Kafka."""
+    """Return a function that takes in-flight records of a cut from the snapshot `keeper`, else leaves them to Kafka."""
 
     def records(
         reader: Channel, following: Channel | None
@@ -93,7 +94,7 @@ def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> R
 
 
 def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carried]:
-    """Copy every channel of the cut into topics of `app`; returns the copies by channel.
+    """Copy the in-flight records of every channel of the cut into topics of `app`. Returns the results by channel.
 
     Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
     """
@@ -134,7 +135,7 @@ def _count_rows(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> It
 def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
-    The clone has only a first version of the sender, so records in flight count as written by that version.
+    The sender's only version in the clone is its first, so records in flight count as written by that version.
     """
     if name not in copied:
         # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.
@@ -152,7 +153,7 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
 
 
 class _CarriedChannels(Struct, frozen=True):
-    """Result of copying, stored before the first manifest, since copying again would change the offsets."""
+    """Result of copying all channels, stored before the first manifest, as a second copy would have other offsets."""
 
     channels: dict[limits.Topic, Carried]
 
@@ -206,7 +207,7 @@ def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[st
 
 
 def has_run(store: ObjectStore, info: AppInfo) -> bool:
-    """Return True if a clone has versions after its first. Costs the requests of `history.head` for each stage."""
+    """Return True if a clone has versions after its first ones. Costs the requests of `history.head` for each stage."""
     cut = info.origin.cut if info.origin else {}
     heads = heads_of(store, info.name, history.list_stages(store, info.name))
     return any(head.version != cut.get(stage) for stage, head in heads.items())
@@ -222,10 +223,10 @@ def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
 def _first_version(
     source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried], ids: Mapping[str, str]
 ) -> Manifest:
-    """Return a stage's first manifest in the clone, with the source's version number: `_seq` depends on it.
+    """Return a stage's first manifest in the clone. Its version number is the source's, since `_seq` depends on it.
 
     `source` is the stage's version in the cut, with the clone's SSTs. `ids` are topic ids by declared name, which
-    differ from the source's if the clone has a topic of its own.
+    differ from the source's ids where the clone has its own topic.
     """
     # Open snapshots belong to the source.
     base = without_snapshots(carried(source))

@@ -1,4 +1,4 @@
-"""`slackwater migrate`: a snapshot of the state before, the decision, and a version for each stage.
+"""`slackwater migrate`: take a snapshot of the state, decide the migration, and commit a version of each stage.
 
 Also describes each change in one line, for the verb and for the error of `run` on a changed program.
 """
@@ -39,7 +39,7 @@ class Migrated:
     snapshot: str
     """Snapshot of the state before; empty if `number` is 0."""
     versions: Mapping[str, int]
-    """Version of each stage that names the migration; empty if `number` is 0."""
+    """Version of each stage that applied the migration; empty if `number` is 0."""
     finished: int = 0
     """Number of an earlier, incomplete migration that was finished first; 0 for none."""
 
@@ -63,7 +63,7 @@ def find_plan(
 
 
 def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
-    """Return the number of the newest migration or rewind, 0 for none. Raises `Refused` if it is incomplete."""
+    """Return the number of the newest migration or rewind; 0 if there is none. Raises `Refused` if it is incomplete."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and (missing := last.behind(heads)):
         raise refusal(intent, half_done(last, missing))
@@ -71,7 +71,7 @@ def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], inte
 
 
 def check_newest(store: ObjectStore, app: str, number: int) -> None:
-    """Raise `Refused` if an app was migrated or rewound since the migration with this number."""
+    """Raise `Refused` if the app's newest migration or rewind is newer than `number`."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > number:
         program = "it was migrated to" if last.verb == "migrate" else "that continues from there"
@@ -82,7 +82,7 @@ def check_newest(store: ObjectStore, app: str, number: int) -> None:
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish an incomplete migration; returns its number, 0 for none. Raises the errors of `finish`."""
+    """Finish an incomplete migration and return its number; 0 if there is none. Raises the errors of `finish`."""
     last = MIGRATIONS.newest(store, app)
     return last.number if last is not None and finish(store, last, now_ms=now_ms) else 0
 

@@ -1,4 +1,4 @@
-"""Plan what a program changes in a stored app, stage by stage, or say why it cannot. Pure functions."""
+"""Plan a program's changes to a stored app, stage by stage; refuse changes that are impossible. Pure functions."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,23 +30,23 @@ class StageChange:
     """Newest version of the stage; 0 for an added stage."""
     columns: tuple[ColumnChange, ...] = ()
     inputs: tuple[str, ...] = ()
-    """New inputs; `gone` are inputs that the stage stops reading."""
+    """New inputs. (`gone` are inputs that the stage stops reading.)"""
     gone: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """New channels, written from the next start on; `dropped` are channels that it stops writing."""
+    """New channels, which the stage writes from its next start on. (`dropped` are channels that it stops writing.)"""
     dropped: tuple[str, ...] = ()
     ttl: tuple[Ttl | None, Ttl | None] | None = None
     """Time to live before and after, if it changes."""
     due: tuple[str, str] | None = None
-    """Declared due time of rows before and after; None if it does not change."""
+    """Declared due time of rows, before and after; None if it does not change."""
     others: bool = False
-    """True if only the order or the declaration of columns changes."""
+    """True if only the order of columns or their declarations change."""
     guesses: tuple[tuple[str, str], ...] = ()
-    """Removed columns, each with the added column that it may have been renamed to."""
+    """Removed columns, each with the added column that may be the same column under a new name."""
     formerly: str = ""
     """Old name, if the stage is renamed."""
     may_be: str = ""
-    """Added stage that a retired stage may have been renamed to; empty for none."""
+    """Added stage that may be this retired stage under a new name; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Plan:
     steps: Mapping[str, MigratedStage] = field(default_factory=dict)
     """Step of the migration for every stage of the app."""
     after: int = 0
-    """Number of the app's newest migration, 0 for none; the plan becomes the next one."""
+    """Number of the app's newest migration, 0 for none. The planned migration gets the next number."""
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
-        """New inputs by stage, whose start positions the plan does not define."""
+        """New inputs, by stage, for which a start position must still be chosen."""
         return {change.stage: change.inputs for change in self.changes if change.kind == "changed" and change.inputs}
 
 
@@ -75,7 +75,7 @@ def plan(
     stages: Renames | None = None,
     after: int = 0,
 ) -> Plan:
-    """Return what a program changes in an app with these newest versions.
+    """Return the changes that a program makes to an app with these newest versions.
 
     `renames` maps columns to new names: `old` (in every table that has it) or `stage.old`; `stages` maps old to new
     names of stages. `after` is the number of the app's newest migration.
@@ -212,7 +212,10 @@ def _renames_by_stage(
 def _stages_to_rename(
     renamed: str, new: str, tables: Mapping[str, Collection[str]], declared: Declared
 ) -> Collection[str]:
-    """Return the stages in whose tables a column is renamed; none if it was renamed already. Raises `NotFound`."""
+    """Return the stages in whose tables a column is renamed; none if it already has the new name.
+
+    Raises `NotFound`.
+    """
     owners = [name for name, names in tables.items() if renamed in names and name in declared.stages]
     if not owners:
         if any(new in names for names in tables.values()):
@@ -232,7 +235,7 @@ _OPTION = "--rename-stage OLD=NEW"
 
 
 def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Renames) -> None:
-    """Check that stages can be renamed, old to new."""
+    """Check that the stages in `called` (old to new name) can be renamed. Raises `NotFound` and `Refused`."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -265,7 +268,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
 
 
 def readers_of(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
-    """Yield the inputs of active stages that read a sender's channel, or stopped reading it."""
+    """Yield the inputs from a sender's channel of active stages, including inputs that a stage stopped reading."""
     for head in heads.values():
         for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
             if source is not None and source.upstream == sender:
@@ -289,7 +292,7 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the only added stage that resembles a stage the program dropped; empty if there is none, or several."""
+    """Return the only added stage that resembles a dropped stage; empty if no added stage does, or several do."""
     matches = []
     for name, stage in declared.stages.items():
         if head.table is not None and stage.table is not None:

@@ -1,12 +1,13 @@
 """Carry out a decided migration, rewind, reset or recovery: one commit for each stage.
 
-Everything that can be refused was refused before, and the steps need no program. Any process that finds
-stages without their step (a runner, the next migration) commits these first.
+All checks were made before the decision, and the steps need no program. Any process that finds stages without their
+step (a runner, the next migration) commits these first.
 
-The history of a renamed stage ends under the old name and continues under the new one with the same SSTs, in a
-version with the same number. Rows in flight count as sent by the new stage: readers keep their offsets
-and use the attempts that it names. Nothing is copied, in the store or in Kafka. A rewind passes on in-flight rows
-in the same way: versions that it undoes lie before the positions at which readers continue, so nobody reads them.
+The history of a renamed stage ends under the old name and continues under the new one, in a version with the same
+number and the same SSTs. Rows in flight count as sent by the new stage: readers keep their offsets, and the stage's
+manifest names the attempts of these rows. Nothing is copied, in the store or in Kafka. A rewind passes on in-flight
+rows in the same way: messages of versions that it undoes lie before the positions at which readers continue, so
+nobody reads them.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ Heads = Mapping[str, Manifest]  # by stage
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
-    """Commit the missing versions of a migration, one for each stage that does not name it. Idempotent.
+    """Commit a migration's missing versions, one for each stage that has not applied it. Idempotent.
 
     Renamed stages come first, so that readers find them under the new name, then receivers before senders: so no
     active stage reads a retired one. In a rewind senders come first, since readers name the senders' new versions.
@@ -97,7 +98,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
 
 def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Mapping[str, int]) -> None:
-    """Record a migration in the audit log; `versions` are those of this call, earlier calls committed the others."""
+    """Record a migration in the audit log. `versions` are those of this call; earlier calls committed the others."""
     app, verb = migration.app, migration.verb
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     committed = dict(versions)
@@ -117,7 +118,7 @@ def target_name(number: int, versions: Mapping[str, int]) -> str:
 
 
 def unpin_target(store: ObjectStore, app: str, number: int) -> None:
-    """Remove snapshots that pin the target of a rewind, including those of calls that lost the race.
+    """Remove the snapshots that pin the target of a rewind, including snapshots of calls that lost the race.
 
     Costs a listing, and a read for each snapshot.
     """
@@ -130,7 +131,7 @@ _TARGET = "rewinding-to-"
 
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish the app's newest migration; returns its number, 0 for none. Raises the errors of `finish`."""
+    """Finish the app's newest migration and return its number; 0 if there is none. Raises the errors of `finish`."""
     migration = MIGRATIONS.newest(store, app)
     if migration is None:
         return 0
@@ -139,10 +140,10 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
 
 
 def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now: Heads) -> Manifest:
-    """Return the version that rewinds a stage to its version in `then`, or to an empty table without one. Pure.
+    """Return the version that rewinds a stage to its version in `then`, or to an empty table if `then` lacks the stage.
 
-    `draft` is the unchanged next version; `now` has the newest versions of its senders, which are rewound already.
-    Unpublished rows of sinks are dropped: a sink starts empty.
+    A pure function. `draft` is the unchanged next version; `now` has the newest versions of the stage's senders,
+    which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
     """
     target = then.get(draft.stage)
     rewind = Rewind(draft.version, target.version if target is not None else 0, step.table_only)
@@ -161,7 +162,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         return replace(changed, event_time=times)
 
     def output(name: str, old: Output) -> Output:
-        """Return the channel as of `then`, positioned after everything in its topic."""
+        """Return the channel with its content at the moment `then`, positioned after everything in its topic."""
         if name in step.outputs:
             return step.outputs[name]
         in_flight, current = step.unread.get(name, Unread()), draft.outputs.get(name, old)
@@ -170,7 +171,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         )
 
     def source(name: str, old: Input) -> Input:
-        """Return the old position of the stage, in terms of its sender's new version."""
+        """Return the stage's input at the target of the rewind, with the version numbers of the rewound sender."""
         sender, old_sender = now.get(old.upstream), then.get(old.upstream)
         moved = step.inputs.get(name, old)
         if sender is None or old_sender is None or name not in old_sender.outputs:
@@ -197,7 +198,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
 
 
 def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
-    """Return `draft`, the unchanged next version, with a step applied. Pure.
+    """Return the version `draft`, the unchanged next version, with a step applied. A pure function.
 
     Raises `Refused` if the table is not the one that the step was planned for.
     """
@@ -240,7 +241,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
 def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
     """Return an input that continues at these offsets, in another topic if `topic_id` is given.
 
-    Partitions added to the topic since then count as read from the beginning.
+    Partitions that were added to the topic later count as read from the beginning.
     """
     if topic_id:
         reset = Reset(version, at.offsets, offsets, at.topic_id or NOT_KNOWN)
@@ -313,7 +314,7 @@ def _first_renamed(
     ended: Heads,
     now_ms: int,
 ) -> Manifest:
-    """Return the first version under the new name, with the content of the last version under the old one."""
+    """Return the first version under the new name, with the content of the last version under the old name."""
     # Version up to which all readers have read each channel; None without readers.
     readers = {name: readers_of(heads, name, last.stage) for name in last.outputs}
     read = {name: min((at.version for at in inputs), default=None) for name, inputs in readers.items()}
@@ -321,7 +322,7 @@ def _first_renamed(
     sent = [version for version in history.followed(store, last, lowest) if version is not last]
 
     def output(name: str, old: Output) -> Output:
-        """Return the channel with the rows that not all readers have read, as if one version had sent them."""
+        """Return the channel with all rows that some reader has not read, as if one version had sent them."""
         up_to = read[name]
         unread = records.sent(name, (version for version in sent if up_to is not None and version.version > up_to))
         return replace(old, attempts=tuple(unread.attempts), rows=unread.rows, markers={})

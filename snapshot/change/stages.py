@@ -102,7 +102,7 @@ def _record_rescale(
 
 
 def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int) -> None:
-    """Record the rescale that set this number of partitions, if an interrupted call did not."""
+    """Record in the audit log the rescale to `partitions`, if an interrupted call committed it without recording it."""
     app, stage = head.app, head.stage
     entry = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
     if entry is not None and entry.detail.startswith(f"{stage} to {partitions} "):
@@ -131,24 +131,24 @@ class Retired:
     already: bool
     """True if the stage was retired before, so that nothing changed."""
     last_ms: int
-    """Time of the stage's last commit before that."""
+    """Time of the stage's last commit before its retirement."""
     last_by: str
-    """Author of that commit, as host:pid; this runner stops if it is alive."""
+    """Author, as host:pid, of the last commit before the retirement. If this runner is alive, it stops."""
     ssts: int
     unread: dict[str, int]
-    """Number of unread versions by sender, which are no longer kept for this stage."""
+    """Number of versions that the stage had not read, by sender. They are no longer kept for this stage."""
     snapshots: tuple[str, ...]
     """Open snapshots that no longer wait for this stage."""
 
 
 def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dry_run: bool = False) -> Retired:
-    """Remove a stage from its app from its next version on. Idempotent.
+    """Remove a stage from its app, beginning with the stage's next version. Idempotent.
 
     `by`, user@host, is for the manifest and the audit log; `dry_run` checks everything and commits nothing.
 
-    Raises `NotFound` if the app or stage does not exist, `Refused` if an active stage reads this stage's
-    channels or rows for its sinks are unpublished, `CommitConflict` if other writers kept winning the race for the
-    next version, and `Unavailable`; calling again finishes it.
+    Raises `NotFound` if the app or stage does not exist, `Refused` if an active stage reads this stage's channels
+    or rows for its sinks are unpublished, `CommitConflict` if other writers kept winning the race for the next
+    version, and `Unavailable`; calling again finishes the retirement.
     """
     heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:
@@ -190,10 +190,10 @@ def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) 
 
 
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
-    """Prepare the claim of a retired stage; returns the version that retired it, None if it is not retired.
+    """Prepare a claim of a retired stage. Returns the version that retired the stage; None if it is not retired.
 
-    Withdraws open snapshots, since the stage may have read past their markers before it was retired, and
-    would never answer.
+    Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never
+    answer.
     """
     head = history.head(store, app, stage)
     if head is None or not head.retired:
@@ -206,13 +206,13 @@ def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest
 
 
 def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
-    """Return the active stages of an app that a program does not declare; receivers before senders."""
+    """Return the active stages of an app that are missing from a program, receivers before senders."""
     heads = heads_of(store, app, (stage for stage in history.list_stages(store, app) if stage not in program))
     return tuple(stage for stage in reversed(order(heads)) if not heads[stage].retired)
 
 
 def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
-    """Add the retirement of a stage to the audit log, unless an interrupted call did."""
+    """Add the retirement of a stage to the audit log, unless an interrupted call has already added it."""
     detail, versions = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
     record_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)
 
@@ -227,11 +227,11 @@ class RetryRequest(Struct, frozen=True):
 
 
 RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
-"""Open requests, oldest first."""
+"""Open requests for retries, oldest first."""
 
 
 def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
-    """Return the number of rejected records to retry by stage, or of `stage` alone if given.
+    """Return the number of rejected records that can be retried, by stage; only for `stage` if given.
 
     Raises `NotFound` if the app or stage does not exist.
     """
@@ -241,7 +241,7 @@ def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str,
 
 
 def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
-    """Request a retry of a stage's rejected records; returns the open request if there is one.
+    """Request a retry of a stage's rejected records. Returns the request that is already open, if there is one.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
     """

@@ -1,15 +1,16 @@
-"""Switch of a promotion: both apps are prepared, then one note decides.
+"""Switch of a promotion: both apps are prepared, and then the creation of one note decides.
 
 If the process dies, a later command completes or withdraws the switch.
 
-1. The new app's stages get the sinks, each by a version of kind `promote` after a version at the target offsets.
-   Rows that it writes for sinks wait for the decision: no publisher starts before.
-2. The old app's stages are fenced, each by a version of kind `demote` after a version at the target
-   offsets with everything published. From now on the old app can commit nothing.
-3. The name's note records the switch. It is created if absent, so a promotion is decided
+1. The new app's stages get the sinks. Each stage commits a version of kind `promote` after it has reached the target
+   offsets. Rows that it writes for sinks wait for the decision: no publisher starts before.
+2. The old app's stages are fenced. Each stage commits a version of kind `demote` after it has reached the target
+   offsets and published everything. From now on the old app can commit nothing.
+3. The name's note (`apps.NameNote`) records the switch. It is created only if absent, so a promotion is decided
    once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
 
-A position (`Standing`) is one on users' topics and by the clock; `short_of` says why a stage has not reached it.
+A position (`Standing`) consists of offsets of users' topics and a clock time; `short_of` says why a stage has not
+reached it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -40,7 +41,7 @@ class Standing(NamedTuple):
 
 
 def place_of(heads: Iterable[Manifest]) -> Standing:
-    """Return the first position that all of these stages can reach."""
+    """Return the first position (offsets and clock) that all of these stages can reach."""
     manifests = tuple(heads)
     times = (head.event_time for head in manifests if not head.retired)
     # A late row falls due one millisecond later, which the other app may have passed already.
@@ -53,7 +54,7 @@ def place_of(heads: Iterable[Manifest]) -> Standing:
 
 
 def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
-    """Yield all inputs from users' topics."""
+    """Yield all inputs of active stages that are users' topics."""
     return (at for head in heads if not head.retired for at in head.inputs.values() if not at.upstream)
 
 
@@ -67,7 +68,7 @@ def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def behind(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the number of offsets that the slowest stage has to read to reach this position."""
+    """Return the largest number of offsets that any of these stages still has to read to reach this position."""
     return max((left(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -79,9 +80,9 @@ def left(source: Input, at: Offsets) -> int:
 def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
     """Return the reason why a stage has not fully reached a position; empty if it has.
 
-    It has reached the position if its offsets match, its channels are read, no row is due by its watermark or by the
-    clock, and its sinks are published. Costs a request for each unread version of its senders, and those of
-    `published.places`.
+    A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or
+    by the clock, and its sinks are published. Costs a request for each unread version of its senders, and the
+    requests of `published.places`.
     """
     if head.retired:
         return ""
@@ -101,7 +102,7 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
 
 
 def _offsets_apart(source: Input, at: Offsets) -> str:
-    """Return how far an input is from a position, as the rest of a sentence; empty if it is there."""
+    """Return how far an input is from a position, as the end of a sentence; empty if the offsets match."""
     moves = [end - had for end, had in _pairs(source, at)]
     if any(step < 0 for step in moves):
         return f"read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
@@ -109,7 +110,10 @@ def _offsets_apart(source: Input, at: Offsets) -> str:
 
 
 def _rows_due(times: EventTime, clock_ms: int | None) -> str:
-    """Return which rows fell due since a clock time, or have not yet, as the rest of a sentence; empty for none."""
+    """Return a description of rows that fell due after a clock time, or are not due yet, as the end of a sentence.
+
+    Empty if there are no such rows.
+    """
     if not times.by_clock or clock_ms is None:
         return "rows that are due" if times.owed else ""
     if times.due_ms is not None and times.due_ms > clock_ms:
@@ -135,7 +139,7 @@ def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
 
 
 class MovedOn(SlackwaterError):
-    """A stage has left the required position, or the promotion was withdrawn; the promotion did not happen."""
+    """Error of a promotion that did not happen: a stage left the required position, or the promotion was withdrawn."""
 
 
 @dataclass(slots=True)
@@ -145,12 +149,12 @@ class Switch:
     promote: Promotion
     demote: Promotion
     over: str
-    """Folder of the old app."""
+    """Folder of the old app, which the promotion replaces."""
     by: str
     back: bool = False
-    """True if the promotion gives the name back."""
+    """True if the promotion gives the name back to an app that had it before."""
     made: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """Previous and committed version, by app and stage."""
+    """Number of the previous version and of the committed one, by app and stage."""
 
     @property
     def to(self) -> str:
@@ -158,7 +162,7 @@ class Switch:
         return self.promote.to
 
     def prepare(self, store: ObjectStore, kafka: Topics, heads: Iterable[Mapping[str, Manifest]], now_ms: int) -> None:
-        """Commit the missing versions of both apps; `heads` are the newest versions of the old and the new one.
+        """Commit the missing versions of both apps. `heads` are the newest versions of the old and the new app.
 
         Raises `MovedOn` if a stage is at another position, `Refused` if all stages are retired, and the errors of
         `amend`.
@@ -240,7 +244,7 @@ def declared(head: Manifest) -> dict[str, SinkKind]:
 
 
 def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, now_ms: int) -> bool:
-    """Withdraw a promotion over the app in this folder. Returns False if it was decided before."""
+    """Withdraw the promotion that would replace the app in folder `over`. Returns False if it was already decided."""
     note = apps.NameNote(promotion.name, promotion.number, over, over, by, now_ms)
     return apps.NAMES.add(store, note).folder != promotion.to
 
@@ -250,9 +254,9 @@ def settled(
 ) -> Promotion | None:
     """Return the newest promotion that an app takes part in, decided or not, before the app's stages are run.
 
-    Withdraws an undecided promotion over this app, and one to this app if a stage to be claimed is not prepared:
-    the claim would give it the sinks without asking if it may publish. Costs no request for
-    an app without promotions.
+    An undecided promotion that would replace this app is withdrawn. An undecided promotion of this app is withdrawn
+    if a stage to be claimed is not prepared: the claim would give it the sinks without asking if it may publish.
+    Costs no request for an app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_of(manifests)
@@ -264,7 +268,7 @@ def settled(
 
 
 def give_up(store: ObjectStore, app: str, heads: Iterable[Manifest], *, by: str, now_ms: int) -> None:
-    """Withdraw a prepared, undecided promotion of this app, before the app is removed."""
+    """Withdraw a prepared, undecided promotion of this app, because the app is about to be removed."""
     newest = newest_of(heads)
     if newest is not None and newest.to == app and apps.outcome(store, newest) is None:
         withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)

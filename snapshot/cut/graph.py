@@ -1,8 +1,9 @@
-"""Cuts, the graph of their stages and channels, and how versions are made consistent.
+"""Cuts, the graph of their stages and channels, and the rules that make versions consistent.
 
-A cut is consistent if nothing in it was received that was not sent. Manifests record what was consumed and
-produced, so any versions can be made a consistent cut after the fact: raise every sender to what its receivers consumed
-(Chandy and Lamport 1985), or move receivers back. Pure functions of manifests; `moments.py` reads these.
+A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
+consumed and the sent versions, so any versions can be made a consistent cut after the fact: raise every sender to the
+version that its receivers consumed (Chandy and Lamport 1985), or move receivers back. Pure functions of manifests;
+`moments.py` reads these.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +22,9 @@ class Thinned:
     """Requested and actual time of a moment whose versions were collected."""
 
     asked_ms: int
-    """Requested time; for a version, its commit time."""
+    """Requested time. If a version was requested, its commit time."""
     answered_ms: int
-    """Time of the cut that remains."""
+    """Time of the remaining cut, which is used in place of the requested moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Cut:
     snapshot: str = ""
     """Snapshot that names this cut; empty for any other moment."""
     seen_ms: int = 0
-    """Time up to which rows expire by write time. 0 shows each version as it was committed."""
+    """Time up to which rows expire by write time; 0 to expire rows of each version as of its commit."""
     thinned: Thinned | None = None
-    """Set if versions of the requested moment were collected, and this is another moment."""
+    """Requested and actual time, if versions of the requested moment were collected; else None."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -65,7 +66,7 @@ class Cut:
         return own if own is not None and own.table is not None else self.tables.get(name)
 
     def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
-        """Return the cut with renamed stages under their new names as well, according to these later versions."""
+        """Return the cut with each renamed stage also under its new name, as given by the versions in `later`."""
         renamed = {
             name: self.stages[former.stage]
             for name, head in later.items()
@@ -94,7 +95,7 @@ class Channel:
 
 
 def consumed(manifest: Manifest) -> dict[str, int]:
-    """Return the consumed version of each upstream stage, 0 for none yet."""
+    """Return the consumed version of each upstream stage; 0 if nothing was consumed yet."""
     versions: dict[str, int] = {}
     for source in manifest.inputs.values():
         if source.upstream:
@@ -104,7 +105,7 @@ def consumed(manifest: Manifest) -> dict[str, int]:
 
 
 def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """Return the stages upstream first, and by name among equals, so that the order is deterministic.
+    """Return the stages, upstream first. Unrelated stages are sorted by name, so that the order is deterministic.
 
     Stages in a cycle (which `App` refuses to declare) come last, by name.
     """
@@ -119,7 +120,7 @@ def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
-    """Return all stages that receive data of `stage`, over any number of channels, without `stage` itself."""
+    """Return all stages that receive data of `stage`, directly or through other stages, without `stage` itself."""
     affected = {stage}
     for name in order(stages):
         if affected & consumed(stages[name]).keys():
@@ -128,7 +129,7 @@ def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Return every channel once for each receiver, upstream senders first; a channel without readers once."""
+    """Return the channels, once for each receiver, upstream senders first. A channel without readers occurs once."""
     result: list[Channel] = []
     stages = order(cut.stages)
     for sender in stages:
@@ -154,7 +155,7 @@ def _progress(reader: Channel) -> tuple[object, ...]:
 
 
 def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """Return a sentence for each version that was consumed but not sent; empty if consistent."""
+    """Return a sentence for each version that was consumed but not sent; empty if the cut is consistent."""
     return tuple(
         f"{receiver}@v{manifest.version} consumed {sender}@v{version}, but the cut holds "
         + (f"{sender}@v{stages[sender].version}" if sender in stages else f"no version of {sender}")
@@ -184,7 +185,7 @@ def lower_receivers(
     read: Callable[[str, int], Manifest],
     first: Callable[[str], int],
 ) -> dict[str, Manifest]:
-    """Move back stages that received data which `pinned` had not sent at its version.
+    """Return a consistent cut with `pinned` in it: stages that received data which it had not sent are moved back.
 
     This is needed for versions chosen by time if clocks differ. The result is consistent and has `pinned` unchanged.
     `first` returns the lowest version of a stage to go back to; a stage that would have to go further back is left out.

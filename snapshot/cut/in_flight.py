@@ -1,11 +1,10 @@
-"""Records in flight in the channels of a cut, and where a reader continues if records are gone from Kafka.
+"""Records in flight in the channels of a cut, and the position of a reader when records are gone from Kafka.
 
 Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
 
 If records are gone from Kafka before they were read, a reader gets either all rows of an upstream version or none. So
-versions with some rows in the gap are skipped as a whole, and everything up to the last of them as well, including
-markers of snapshots. Versions with all rows are never skipped because of a missing marker: markers are also
-in manifests.
+if some rows of a version are gone, this version is skipped as a whole, with all unread versions before it and their
+markers of snapshots. A missing marker alone never causes a version to be skipped: markers are also in manifests.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from .graph import Channel, Cut, channels
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Records of one channel sent up to the sender's version and not yet consumed by the receiver's.
+    """Records of one channel, sent up to the sender's version in a cut and not yet consumed by the receiver's version.
 
     They are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
     attempt is one of `attempts`; other messages in that range are skipped.
@@ -33,14 +32,15 @@ class InFlight:
     topic: str
     sender: str
     receiver: str
-    """Stage that reads the channel; empty if none has read it yet."""
+    """Stage that reads the channel; empty if no stage has read the channel yet."""
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     attempts: tuple[str, ...]
     rows: int
-    """Number of records that the sender's versions `after`+1..`up_to` wrote.
+    """Number of records that versions `after` + 1 to `up_to` of the sender wrote.
 
-    The first version of a clone counts the records for all readers of the channel, some of which may need fewer.
+    In the first version of a clone, this number is for all readers of the channel together; a single reader may
+    need fewer of the records.
     """
     counts: tuple[int, ...]
     """Number of records by Kafka partition; empty if the receiver did not start at the channel's beginning.
@@ -57,15 +57,15 @@ class InFlight:
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     """Return the in-flight records of the cut's channels, upstream senders first, without empty channels.
 
-    Reads the senders' manifests between the consumed version and the cut. A channel with several receivers
-    has one entry for each that lags.
+    Reads the senders' manifests between the consumed version and the cut. A channel with several receivers has one
+    entry for each receiver with unread records.
     """
     states = (channel_state(store, cut, channel) for channel in channels(cut))
     return tuple(state for state in states if state.attempts)
 
 
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """Return the records that a receiver has not yet read, up to the cut or up to another receiver's position.
+    """Return the records that a receiver has not yet read, up to the cut or to another receiver's position (`until`).
 
     Without attempts if there are none. For a channel that no stage has read yet, returns all kept records; if its
     reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
@@ -106,13 +106,13 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
 
 
 def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
-    """Return the input of a channel's last reader, if its new reader has not started since a migration."""
+    """Return the position of a channel's former reader, if no new reader has started since a migration; else None."""
     stopped = (head.stopped[channel] for head in heads if channel in head.stopped)
     return max((at for at in stopped if at.upstream == sender), key=lambda at: at.version, default=None)
 
 
 def _is_given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
-    """Return True if a reader of the channel was retired by then, or is now."""
+    """Return True if a reader of the channel was retired at the cut's time, or is retired now."""
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     for head in filter(None, (history.head(store, cut.app, stage) for stage in absent)):
         source = head.inputs.get(channel.name)
@@ -125,28 +125,28 @@ def _is_given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that are gone from Kafka before a reader read them."""
+    """Records of a channel that Kafka deleted before a reader had read them."""
 
     after: int
-    """Upstream versions `after` + 1 to `up_to` are skipped."""
+    """Versions `after` + 1 to `up_to` of the sender are skipped."""
     up_to: int
     starts: tuple[int, ...]
-    """Offsets of the reader, by Kafka partition."""
+    """Offsets at which the reader stopped, by Kafka partition."""
     ends: tuple[int, ...]
     """Offsets at which the reader continues, by Kafka partition."""
     gone: tuple[tuple[int, int, int], ...]
-    """Partition, first missing offset, and first available offset."""
+    """Partitions with missing records, each with its first missing and its first available offset."""
     sent: tuple[int, ...]
-    """Number of rows sent up to and including `up_to` since the channel began, by Kafka partition."""
+    """Number of rows sent since the channel began, up to and including version `up_to`, by Kafka partition."""
     markers: frozenset[str]
     """Snapshots whose marker is in the gap."""
 
 
 def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tuple[int, ...]) -> Gap | None:
-    """Return the records that are lost to a reader at `at`; None if no rows are lost.
+    """Return the records that are lost to a reader whose position is `at`; None if no rows are lost.
 
-    `versions` are the sender's, starting after `at.version`, read only as far as needed; `earliest` is the
-    first offset in Kafka, by partition.
+    `versions` are the sender's versions after `at.version`, read only as far as needed. `earliest` is the first
+    offset in Kafka, by partition.
     """
     gap: Gap | None = None
     starts, sent = at.offsets, at.passed or _zero_counts(at)
@@ -187,10 +187,10 @@ def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
 
 
 def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
-    """Return the snapshots that cannot complete once the reader has skipped the gap.
+    """Return the snapshots that the reader can no longer complete if it skips the gap.
 
-    These are snapshots whose marker is in the gap, and those whose records to capture are lost. A snapshot whose
-    marker comes later can complete, unless the reader has recorded it already.
+    Either the snapshot's marker is in the gap and not recorded by the reader yet, or the reader awaits the marker
+    and the records to capture before it are lost.
     """
     if head is None:
         return gap.markers
@@ -199,7 +199,7 @@ def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
 
 
 def without_answers(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
-    """Return the version without its answers to these snapshots."""
+    """Return the version `draft` without its stage's answers to these snapshots."""
     gone = frozenset(snapshots)
     fields = ("recorded", "awaited", "captured")
     remaining = {name: {id_: of for id_, of in getattr(draft, name).items() if id_ not in gone} for name in fields}
@@ -212,7 +212,7 @@ def _zero_counts(at: Input) -> tuple[int, ...]:
 
 
 def _written_partitions(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> set[int]:
-    """Return the partitions to which a version wrote rows; if rows were not counted, those whose end offset grew."""
+    """Return the partitions to which a version wrote rows. Without row counts, those whose end offset grew."""
     if not output.rows and not output.attempts:
         return set()
     pairs = (

@@ -30,7 +30,7 @@ class Topics(Protocol):
         """Return the end offset of each partition, or None if the topic does not exist."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """Return the first offset of each partition with a record of this time or later; else the end offset."""
+        """Return each partition's first offset with a record of this time or later; the end offset if there is none."""
 
     def retention_ms(self, topic: str, /) -> int | None:
         """Return the retention of a topic in milliseconds, -1 for unlimited; None if unknown."""
@@ -46,36 +46,36 @@ class Topics(Protocol):
         """Yield the available records in a range of offsets, with the columns of an archive."""
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """Yield in-flight records in chunks: the channel's columns and `ADDRESS`, by partition and offset.
+        """Yield in-flight records in chunks, sorted by partition and offset, with the channel's columns and `ADDRESS`.
 
-        Raises `Corruption` (there are fewer or more than the sender's manifests declare), and `Refused` (records are
-        gone).
+        Raises `Corruption` (their number differs from the sender's manifests) and `Refused` (records are gone).
         """
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """Return the id of the snapshot whose marker is at this offset; empty for another message, None for none.
+        """Return the id of the snapshot whose marker is at this offset.
 
-        Raises `NotFound` if the topic does not exist, and `Refused` if the offset cannot be read.
+        Empty if another message is there, and None if no message is. Raises `NotFound` if the topic does not exist, and
+        `Refused` if the offset cannot be read.
         """
 
     def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """Return the last records of a partition before an offset, at most `count`, oldest first.
+        """Return at most `count` records of a partition, the last ones before an offset, oldest first.
 
         Raises `NotFound` if the topic does not exist.
         """
 
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
-        """Yield the records of a partition in a range of offsets."""
+        """Yield the records of a partition in a range of offsets, as anchors."""
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Return pairs of offsets by partition, as recorded by MirrorMaker 2 for a topic of the cluster `alias`.
+        """Return pairs of offsets by partition, which MirrorMaker 2 recorded for a topic of the cluster `alias`.
 
-        A pair is the offset of a record in the topic and in its mirror. Empty if MirrorMaker has no topic in this
-        Kafka.
+        A pair is the offset of a record in the topic and its offset in the mirror. Empty if this Kafka has no
+        MirrorMaker topic for the cluster.
         """
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Commit a stage's offsets for Kafka's own tools, by topic. Best effort: never fails."""
+        """Commit a stage's positions to Kafka, by topic, so that Kafka's tools show them. Best effort: never fails."""
 
     def internal(self, topic: str, /) -> tuple[int, str]:
         """Create the internal topic of a sink unless it exists. Returns its end offset and its id."""

@@ -1,12 +1,12 @@
 """Line of an app: all its commits in one order, so that every moment without a name is a prefix.
 
-A commit's *effective time* is the smaller of its own time and the effective times of the later commits that depend on
-it: those of its stage, and of receivers that consumed it. So a sender whose clock is ahead is moved before its
-first receiver. The line orders commits by effective time, then senders before receivers, then by stage name.
+A commit's *effective time* is the smallest of its own time and the times of all later commits that depend on it:
+commits of its stage, and of receivers that consumed it. So a sender whose clock is ahead is moved before its first
+receiver. The line orders commits by effective time, then senders before receivers, then by stage name.
 
-The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` has
-the commits with an effective time up to T: those of that time, and what they had consumed. `app/stage@vN` is the prefix
-that ends with a commit. Consumed versions only grow, so positions on the line are found by binary search.
+The order extends causality, so each prefix is a consistent cut, and two neighbours differ by one commit. `app@T` is
+the prefix of all commits with an effective time up to T. `app/stage@vN` is the prefix that ends with that commit.
+Consumed versions only grow, so positions on the line are found by binary search.
 """
 
 from bisect import bisect_left
@@ -23,11 +23,11 @@ from .graph import Cut, consumed, order, raise_senders
 
 @dataclass(frozen=True, slots=True)
 class KeptMoment:
-    """Moment that was kept when history around it was collected."""
+    """Single moment that garbage collection kept when it deleted the history around it."""
 
     stage: str
     version: int
-    """Identifies the moment: no earlier moment has this version of the stage."""
+    """Version that identifies the moment: no earlier moment has this version of the stage."""
     time_ms: int
     versions: Mapping[str, int]
 
@@ -36,39 +36,39 @@ class KeptMoment:
 class Line:
     """Line of an app up to a consistent cut.
 
-    If garbage collection took versions, moments kept from the collected history come first, by their times.
+    If garbage collection deleted versions, the line starts with the single moments that were kept, by their times.
     """
 
     store: ObjectStore
     heads: Cut
-    """Newest version of each stage; equal heads mean equal lines."""
+    """Newest version of each stage. Lines with equal heads are equal."""
     limit: Boundary = NOTHING_COLLECTED
-    """Boundary of collected history. Without it, only history with all versions may be queried."""
+    """Boundary of collected history. With the default, only history that has all versions may be queried."""
     floor: Mapping[str, int] = field(default_factory=dict)
-    """Versions of a prefix at which searches begin, so that only later commits may be queried."""
+    """Versions of the prefix at which searches begin. Only commits after this prefix may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
-        """Return the line restricted to commits after a prefix."""
+        """Return the line without the commits of a prefix."""
         return replace(self, floor=low.versions)
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
-        """Order of stages that commit at the same time: senders before receivers."""
+        """Position of each stage in the order of commits with equal times: senders before receivers."""
         return {stage: rank for rank, stage in enumerate(order(self.heads.stages))}
 
     def read(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.heads.app, stage, version)
 
     def first(self, stage: str) -> int:
-        """Return the first version of a stage from which on none was collected."""
+        """Return the version of a stage since which all versions exist."""
         if stage not in self._firsts:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
 
     @cached_property
     def kept(self) -> tuple[KeptMoment, ...]:
-        """Moments kept from collected history, oldest first."""
+        """Single moments kept from collected history, oldest first."""
         moments: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
         for moment_cut in self.limit.moments:
@@ -90,11 +90,14 @@ class Line:
         return self._consistent_cut({stage: self.read(stage, version) for stage, version in moment.versions.items()})
 
     def is_whole(self, cut: Cut) -> bool:
-        """Return True if a cut is in history from which no version was collected."""
+        """Return True if a cut is in the part of the history that still has all versions."""
         return self.limit.is_whole(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
-        """Return the number of kept moments before a cut, and that number plus one if the cut is a kept moment."""
+        """Return the range of kept moments, as start and end index, that are this cut: one moment or none.
+
+        If none is, both numbers are the index of the first kept moment after the cut.
+        """
         if self.is_whole(cut):
             return len(self.kept), len(self.kept)
         # Kept moments do not include retired stages.
@@ -132,7 +135,7 @@ class Line:
         return self._consistent_cut(versions)
 
     def last(self, prefix: Cut) -> Manifest | None:
-        """Return the last commit of a prefix, None for the empty one; for a kept moment, its identifying commit."""
+        """Return the last commit of a prefix, None for the empty prefix; for a kept moment, its identifying commit."""
         start, end = self._kept_range(prefix)
         if start < end:
             return self.read(self.kept[start].stage, self.kept[start].version)
@@ -158,9 +161,9 @@ class Line:
         return self.up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
-        """Return the shortest prefix with the app's initial rows: from a clone or an init, or from before collection.
+        """Return the shortest prefix with the app's initial rows: from a clone, an `init`, or from before a collection.
 
-        Without initial rows, returns the first commit if it has no rows, else the empty cut.
+        If there are no initial rows, returns the first commit if it has no rows, else the empty cut.
         """
         firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
         initial = [
@@ -172,7 +175,7 @@ class Line:
         return self._consistent_cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
 
     def dependents(self, commit: Manifest) -> dict[str, Manifest]:
-        """Return the first version of each stage that depends on a commit, over any number of channels."""
+        """Return the first version of each stage that depends on a commit, directly or through other stages."""
         earliest = {commit.stage: commit}
 
         def independent(manifest: Manifest) -> bool:
@@ -189,7 +192,7 @@ class Line:
         return earliest
 
     def _up_to_time(self, time_ms: int) -> dict[str, Manifest]:
-        """Return the commits with an effective time up to this one, as the newest of each stage."""
+        """Return the newest commit of each stage with an effective time up to `time_ms`."""
         newest_by_stage = {}
         for stage, head in self.heads.stages.items():
             newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
@@ -203,7 +206,7 @@ class Line:
         return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
 
     def _consistent_cut(self, manifests: Mapping[str, Manifest | None]) -> Cut:
-        """Return a cut of these versions. A prefix that ends within a rewind gets all of it, to stay consistent."""
+        """Return a consistent cut of these versions. A rewind that they include in part is included completely."""
         present = {stage: commit for stage, commit in manifests.items() if commit is not None}
         number = max((commit.migration for commit in present.values() if commit.rewind is not None), default=0)
         for stage, head in self.heads.stages.items() if number else ():
@@ -216,10 +219,10 @@ class Line:
 def newest_first(
     store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, with_kept: bool = False
 ) -> Iterator[Manifest]:
-    """Yield the line from its end, the newest commit first; reads one manifest ahead for each stage.
+    """Yield the commits of the line, newest first. Reads one manifest ahead for each stage.
 
-    `heads` is a consistent cut, or one stage alone. If a stage's history was collected, yields only versions from
-    which on none is missing; with `with_kept`, also older remaining versions.
+    `heads` is a consistent cut, or one stage alone. If a part of a stage's history was collected, yields only the
+    versions after that part; with `with_kept`, also older remaining versions.
     """
     limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}

@@ -1,4 +1,4 @@
-"""Input behind versions: windows of offsets on a stage's inputs and on users' topics; and how far all is read."""
+"""Input behind versions: offset windows on a stage's inputs and on users' topics, and positions read by all stages."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ Offsets = dict[str, tuple[int, ...]]
 
 
 def read_up_to(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
-    """Return how far users' topics are read in all of these stages of a cut, traced through every channel.
+    """Return the offsets of users' topics up to which all of these stages of a cut have read, through any channels.
 
-    If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on the
-    path was collected. Reads a manifest for each channel, usually a cached one.
+    If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on
+    the path was collected. Reads a manifest for each channel, usually a cached one.
     """
     return _minimum(_offsets_of(store, cut, cut.stages[stage]) for stage in stages)
 
@@ -29,7 +29,7 @@ def _offsets_of(store: ObjectStore, cut: Cut, reader: Manifest) -> Offsets:
 
 
 def _offsets_of_input(store: ObjectStore, cut: Cut, reader: Manifest, name: str) -> Offsets:
-    """Return how far one input of a version is read, in offsets of users' topics."""
+    """Return the offsets of users' topics up to which a version has read one of its inputs."""
     source = reader.inputs[name]
     if not source.upstream:
         return {source.topic: source.offsets}
@@ -65,7 +65,7 @@ class Window:
 
 
 Read = Callable[[ObjectStore, str, str, int], Manifest | None]
-"""Function like `history.read` (raises `NotFound`) or `history.find` (returns None)."""
+"""Function that reads a version: like `history.read`, raises `NotFound`; or like `history.find`, returns None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ class Lineage:
     sources: tuple[Window, ...]
     """Windows on users' topics, traced through every channel; equal to `direct` without channels."""
     lost: tuple[Window, ...] = ()
-    """Windows on all of these topics that claims skipped, because records were gone.
+    """Windows that claims skipped because the records were gone, on the topics of `direct` and `sources`.
 
     No window of `direct` contains them; windows of `sources` may.
     """
     records: int | None = None
-    """Number of records and rows in `direct` for a single version; None if unknown. Not every offset has one."""
+    """Number of records and rows in `direct` for a single version; None if unknown. Some offsets have no record."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
-    """Return the input windows of one stage after version `low`, None for the beginning, up to and including `high`.
+    """Return the input windows of one stage after version `low` (None for the beginning), up to and including `high`.
 
     Initial state of a clone is not traced into its source. If a rewind undid `low`, the last common version is used
     instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is gone.
@@ -122,10 +122,10 @@ def records_of(manifest: Manifest) -> int:
 
 
 def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:
-    """Return the sender's version up to which a reader has read a channel; None before the first.
+    """Return the sender's version up to which a reader has read a channel; None if it has read no version.
 
-    If the reader was rewound and has not read since, returns the version as of then, which precedes the sender's own
-    rewind. If the version is gone, `read` raises `NotFound` or returns None.
+    If the reader was rewound and has not read since, this is the version that it had read at the restored moment,
+    which precedes the sender's own rewind. If the version is gone, `read` raises `NotFound` or returns None.
     """
     source = reader.inputs[name]
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
@@ -136,7 +136,7 @@ def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = hist
 
 
 def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
-    """Return `low`, or the last version before it that `high` follows if a rewind undid `low`."""
+    """Return `low`; if a rewind undid `low`, the last version before it that `high` still builds on."""
     ranges = high.follows()
     if any(low.version in version_range for version_range in ranges) or low.stage != high.stage:
         return low
@@ -147,9 +147,9 @@ def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
 
 
 def losses(manifest: Manifest) -> tuple[Window, ...]:
-    """Return the windows that a claim skipped on the stage's own inputs, by topic and partition.
+    """Return the windows that a claim skipped on the stage's own inputs, because the records were gone from Kafka.
 
-    Empty for versions other than claims.
+    Ordered by topic and partition. Empty for versions other than claims.
     """
     return tuple(
         Window(lost.topic, partition, start, end)
@@ -160,10 +160,10 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
-    """Return the windows between two versions of one stage on its own inputs, by topic and partition.
+    """Return the windows between two versions of one stage on the stage's own inputs, by topic and partition.
 
-    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows:
-    records read twice are in several, and skipped records in none.
+    Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that
+    were read twice are in several windows, and skipped records are in none.
     """
     windows: list[Window] = []
     for name, source in sorted(high.inputs.items()):
@@ -182,7 +182,7 @@ def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Windo
 
 
 def _subtract(window: Window, gone: Window) -> Iterator[Window]:
-    """Yield the parts of a window outside another one."""
+    """Yield the parts of `window` outside the window `gone`."""
     if (window.topic, window.partition) != (gone.topic, gone.partition):
         yield window
         return
@@ -192,16 +192,16 @@ def _subtract(window: Window, gone: Window) -> Iterator[Window]:
 
 
 def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Window, ...]:
-    """Return the windows that claims after `low`, up to `high`, skipped. Reads versions only if counts show losses."""
+    """Return the windows that claims skipped after `low`, up to `high`. Reads versions only if counts show losses."""
     if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
         return ()
     return tuple(window for version in history.followed(store, high, low.version) for window in losses(version))
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """Return the sender's version that a reader at `read` has fully read, also under the sender's former name.
+    """Return the newest version of the sender that a reader at `read` has read completely.
 
-    If there is none, returns the sender's first version.
+    The sender's former name is searched as well. If there is no such version, returns the sender's first version.
     """
     first = _first(store, sent)
     if not first.former_name or read is None:
@@ -219,7 +219,7 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return the first version of a manifest's stage that is not collected."""
+    """Return the first version of a stage that was not collected. `manifest` is any version of the stage."""
     if history.before(store, manifest) is None:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)

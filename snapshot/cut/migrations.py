@@ -1,8 +1,9 @@
-"""Stored migrations: the change of each stage when the program was changed, or the app rewound or reset.
+"""Stored migrations: the change of each stage when the program was changed, or when the app was rewound or reset.
 
-Migrations of an app are numbered, and each is created if absent, like versions. From then on it will be completed: it
-applies to all stages or none. Each stage's commit names it (`Manifest.migration`). No stage continues before all have
-applied it, and readers of an incomplete one ignore its commits: so nobody sees one stage before and another after.
+An app's migrations are numbered, and like a version, a migration is created only if its number is free. From then on
+the migration will be completed: it applies to all stages or none. Each stage's commit names the migration
+(`Manifest.migration`). No stage continues before all stages have applied it, and readers ignore the commits of an
+incomplete migration: so nobody sees one stage before the change and another after.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ class Unread(Struct, frozen=True):
     """In-flight records of a channel at the target of a rewind."""
 
     attempts: tuple[limits.Attempt, ...] = ()
-    """Task attempts of the messages that the slowest reader had not read."""
+    """Task attempts whose messages the slowest reader had not read."""
     rows: limits.Count = 0
 
 
@@ -27,21 +28,20 @@ class MigratedStage(Struct, frozen=True):
     """Change of one stage."""
 
     table: Table | None = None
-    """New table, except for the number of state partitions; None if it does not change."""
+    """New declaration of the table, except for the number of state partitions; None if it does not change."""
     schema: limits.Seq = 0
-    """`Table.schema` of the table for which this was planned."""
+    """`Table.schema` of the table for which this change was planned."""
     inputs: dict[limits.Topic, Input] = {}
     """Start positions of new inputs, by declared name."""
     gone: tuple[limits.Topic, ...] = ()
     """Inputs that the stage stops reading."""
     retires: bool = False
-    """True if the stage is retired."""
     called: limits.NameOrNone = ""
     """New name, if the stage is renamed."""
     rewound: limits.Seq | None = None
     """Version that the stage is rewound to; 0 if it had none; None if it is not rewound."""
     table_only: bool = False
-    """True if only its table is rewound, and it continues to read at its current offsets."""
+    """True if a rewind changes only the stage's table, and the stage keeps its current offsets."""
     unread: dict[limits.Topic, Unread] = {}
     """In-flight records at the target of a rewind, by channel that the stage writes."""
     outputs: dict[limits.Topic, Output] = {}
@@ -49,7 +49,7 @@ class MigratedStage(Struct, frozen=True):
     sinks: dict[limits.Topic, Sink] = {}
     """For a recovery: new sinks, each starting at the end of its internal topic."""
     rests: dict[limits.Topic, Sink] = {}
-    """For a recovery: unpublished rows after that, by sink."""
+    """For a recovery: rows of the new sinks that were not published before, by sink."""
 
     reset: dict[limits.Topic, limits.Offsets] = {}
     """Offsets at which the stage continues to read users' topics, by declared name of reset inputs."""
@@ -70,37 +70,37 @@ class Migration(Struct, frozen=True):
     """Number of the migration, from 1."""
     id: limits.Ulid
     by: limits.Line
-    """user@host."""
+    """Author, as user@host."""
     time_ms: limits.TimeMs
     snapshot: limits.Name
-    """Snapshot that pins the cut before."""
+    """Snapshot that pins the cut before the migration."""
     stages: dict[limits.Name, MigratedStage]
-    """Steps of all stages: unchanged stages also get a version that names the migration."""
+    """Change of each stage. An unchanged stage also gets a version that names the migration."""
     detail: limits.Text = ""
-    """Description for the audit log, which gets an entry with this `id` when the migration is complete."""
+    """Description for the entry in the audit log, which is added when the migration is complete and has this `id`."""
     message: limits.Line = ""
-    """Reason for the audit log."""
+    """Reason given by the user, for the audit log."""
     recovery: bool = False
     """True if it recovers the app from a replica: its state at the replica's cut, with new channels."""
 
     @property
     def rewinds(self) -> bool:
-        """True if it moves the app back to an earlier moment."""
+        """True if the migration moves the app back to an earlier moment."""
         return any(step.rewound is not None for step in self.stages.values())
 
     @property
     def resets(self) -> bool:
-        """True if it only sets offsets of users' topics."""
+        """True if the migration only sets offsets of users' topics."""
         return any(step.reset for step in self.stages.values())
 
     def is_through(self, head: Manifest) -> bool:
-        """Return True if a stage has applied the migration, or is retired and takes no part in it."""
+        """Return True if the stage of `head` applied the migration, or is retired and has no part in it."""
         step = self.stages.get(head.stage)
         has_no_part = head.retired and (step is None or step.rewound is None)
         return has_no_part or head.migration >= self.number
 
     def behind(self, heads: Mapping[str, Manifest]) -> list[str]:
-        """Return the stages that have not applied the migration, given the newest versions of an app."""
+        """Return the stages whose newest versions, in `heads`, have not applied the migration."""
         return [
             name
             for name, step in self.stages.items()
@@ -109,7 +109,7 @@ class Migration(Struct, frozen=True):
 
     @property
     def did(self) -> str:
-        """Past participle of the operation, such as `migrated`."""
+        """Past participle of the operation for messages, such as `migrated`."""
         return KINDS[self.kind].fate.partition(" ")[0]
 
     @property
@@ -124,7 +124,7 @@ class Migration(Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        """Kind and number, for messages."""
+        """Kind and number of the migration, for messages."""
         return f"{'recovery' if self.recovery else self.kind} {self.number}"
 
 

@@ -1,8 +1,8 @@
-"""Refs, by which people name moments of an app, and words that look like a moment but are no ref.
+"""Refs, by which people name moments of an app, and texts that look like a moment but are no ref.
 
 Parsing only; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest`, `app@5`. Parsing never
-guesses: the error lists the refs that may be meant, most likely first. Names of snapshots and other objects may not be
-such words.
+guesses: the error lists the refs that may be meant, most likely first. Such texts are not allowed as names of
+snapshots and other objects.
 """
 
 import re
@@ -20,7 +20,7 @@ Form = tuple[str, str]
 
 _NEWEST = frozenset({"now", "latest", "newest", "current", "head"})
 OLDEST = frozenset({"beginning", "oldest", "earliest"})
-"""Words for the moment before everything, which has no ref; `log` shows the first moment that has one."""
+"""Words for the moment before all commits, which has no ref; `log` shows the first moment that has a ref."""
 _DAYS = {"today": 0, "yesterday": 1}
 _SPAN = re.compile(r"[+-]?\s*(.*?)[\s_-]*(?:ago|back|earlier|before)?")
 _COMMITS_BACK = re.compile(r"(?:(?:head|latest|newest|now|last)[~^-]|~|\^|-|\+|#)?(\d{1,9})")
@@ -29,19 +29,19 @@ _VERSION_WORD = re.compile(r"(?:v|ver|version)[\s._-]*(\d{1,19})")
 _DAY = re.compile(r"(\d{4})[-/._]?(\d{2})[-/._]?(\d{2})")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _EPOCHS = {10: 1_000, 13: 1}
-"""Milliseconds per unit of a time since 1970, by its number of digits."""
+"""Milliseconds per unit of a time since 1970, by its number of digits: 10 for seconds, 13 for milliseconds."""
 
 
 def forms(text: str, now_ms: int) -> tuple[Form, ...]:
-    """Return the refs that `text`, after the `@` of a ref, may stand for; empty if it does not look like a moment.
+    """Return the refs that `text`, the part after the `@`, may stand for; empty if `text` does not look like a moment.
 
-    `STAGE@v5` is a form for one stage. Days and times of day are in this machine's time zone.
+    The ref `STAGE@v5` is among them for a single stage. Days and times of day are in this machine's time zone.
     """
     return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
 
 
 def looks_like_a_moment(name: str) -> bool:
-    """Return True if a ref or a person would take a name for a moment."""
+    """Return True if the parser, or a person, could take a name for a moment."""
     return name in OLDEST or bool(forms(name, 0))
 
 
@@ -124,14 +124,14 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Moment `commits` data commits before the newest; 0 is the newest data commit itself."""
+    """Moment a number of data commits (`commits`) before the newest data commit; 0 is the newest one itself."""
 
     commits: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """State of everything committed at or before this instant, in milliseconds since 1970 UTC."""
+    """State with everything committed up to and including an instant, in milliseconds since 1970 UTC."""
 
     time_ms: int
 
@@ -145,7 +145,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of one stage, and the other stages when it was committed."""
+    """One version of a stage, with the other stages as they were when it was committed."""
 
     version: int
 
@@ -171,9 +171,9 @@ class Ref:
 def parse(text: str, *, now_ms: int) -> Ref:
     """Parse a ref. Relative times count from `now_ms`.
 
-    A time without an offset is local; a date alone is its first instant. A time with seconds covers all of
-    that second, so that a time copied from a listing includes its commit. Raises `Usage` if `text` has none
-    of the forms, which the hint lists, or is a time in the future.
+    A time without an offset from UTC is local; a date alone is its first instant. A time with seconds covers all of
+    that second, so that a time copied from a listing includes its commit. Raises `Usage` if `text` has none of the
+    forms, which the hint lists, or is a time in the future.
     """
     where, at, when = text.partition("@")
     app, slash, stage = where.partition("/")
@@ -189,7 +189,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
 
 
 def check_new_name(label: str, name: str) -> str:
-    """Return `name` if a new snapshot or clone may have it. Raises `Usage` if it is invalid, or reads as a moment."""
+    """Return `name` if a new snapshot or clone may have it. Raises `Usage` if it is invalid, or looks like a moment."""
     check_name(label, name)
     if _DATE.match(name) or looks_like_a_moment(name):
         raise Usage(
@@ -241,7 +241,7 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
 
 
 def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
-    """Return an error that lists the forms that may be meant, for text that looks like a moment; else None."""
+    """Return an error that lists the refs that may be meant, if a text looks like a moment; else None."""
     where, _, _ = text.partition("@")
     if when in OLDEST:
         hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"

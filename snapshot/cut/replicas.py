@@ -1,8 +1,8 @@
-"""State of replicas: of which app a folder is a copy, and up to which cut the copy is complete.
+"""State of replicas: the app that a folder is a copy of, and the cut up to which the copy is complete.
 
-`Replica` is a small object beside the app's identity. Every writer checks it first, since an app runs in only
-one place. `ReplicaCut` is written last, when all objects that it refers to are copied. Cuts are
-numbered and created if absent, so two concurrent copies never overwrite each other's result.
+`Replica` is a small object beside the app's identity. Every writer reads this object first, since an app runs in only
+one place. `ReplicaCut` is written last, when all objects that it refers to are copied. Cuts are numbered, and each is
+created only if its number is free, so two concurrent copies never overwrite each other's result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,15 +22,15 @@ ReplicaState = Literal["copy", "recovered", "left"]
 
 
 class Replica(Struct, frozen=True):
-    """State of an app's folder: a copy, recovered, or left."""
+    """State of an app's folder in replication: a copy, recovered from a copy, or left because the app moved away."""
 
     app: limits.Name
     root: limits.Line
-    """Store root of the original; if the app was left here, the root where it runs since."""
+    """Store root of the original app; for an app that left this folder, the root where it now runs."""
     created_ms: limits.TimeMs
     """Creation time of the app, which distinguishes it from another app of the same name."""
     state: ReplicaState = "copy"
-    """`copy`: only `replicate` writes to it. `recovered`: it is the app now. `left`: fenced, runs under `root`."""
+    """`copy`: only `replicate` writes here. `recovered`: the app runs here. `left`: fenced, the app runs at `root`."""
     topics: dict[limits.Topic, limits.Topic] = {}
     """New names of users' topics since the recovery, by declared name."""
     by: limits.Line = ""
@@ -44,13 +44,13 @@ def _(value: Replica) -> Iterator[Wrong]:
 
 
 def find(store: ObjectStore, app: str) -> Replica | None:
-    """Return the replica state of an app's folder; None if it was never a copy. One request."""
+    """Return the replica state of an app's folder; None if the folder was never copied to or left. One request."""
     key = keys.replica(keys.check_name("app", app))
     return codec.find(store, key, Replica, under=lambda replica: keys.replica(replica.app))
 
 
 def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
-    """Return the new names of users' topics that the app reads under another name, by declared name. One request."""
+    """Return the current names of users' topics that the app reads under new names, by declared name. One request."""
     if info is None:
         return {}
     replica = find(store, info.name)
@@ -68,7 +68,7 @@ class Anchor(Struct, frozen=True):
 
 
 class SinkRest(Struct, frozen=True):
-    """Unpublished rows of a sink."""
+    """Unpublished rows of a sink at a replica's cut."""
 
     stage: limits.Name
     sink: limits.Topic
@@ -86,27 +86,27 @@ class ReplicaCut(Struct, frozen=True):
     time_ms: limits.TimeMs
     """Commit time of the newest of these versions."""
     seen_ms: limits.TimeMs
-    """Time at which the app had no later versions."""
+    """Time at which the versions of this cut were still the app's newest."""
     snapshot: limits.NameOrNone = ""
     """Snapshot that pins the cut in the replica, with in-flight records; empty if all stages are retired."""
     lacks: limits.Text = ""
     """Reason why in-flight records or rows for sinks are missing; empty if nothing is."""
     sinks: tuple[SinkRest, ...] = ()
     anchors: dict[limits.Line, tuple[tuple[Anchor, ...], ...]] = {}
-    """Last records read, oldest first, by stage and declared topic (`STAGE/TOPIC`), and by partition."""
+    """Last records that were read, oldest first, by stage and declared topic (`STAGE/TOPIC`), and by partition."""
     snapshots: tuple[limits.Name, ...] = ()
     """Copied snapshots of the app."""
     by: limits.Line = ""
 
 
 CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda cut: cut.number, app=lambda cut: cut.app)
-"""Cuts by number. The replica is complete up to the `newest`."""
+"""Cuts by number. The replica is complete up to the newest one."""
 PREFIX = "replica-"
-"""Prefix of the names of snapshots that pin such cuts in the replica; the number follows."""
+"""Prefix of the names of snapshots that pin a replica's cuts; the cut's number follows."""
 
 
 class KnownReplica(Struct, frozen=True):
-    """Record at the app of a replica's location and progress, written by `replicate`."""
+    """Location and progress of a replica, as `replicate` records them in the folder of the original app."""
 
     app: limits.Name
     id: limits.Id
@@ -134,7 +134,7 @@ class ReplicaLag(NamedTuple):
     versions: int
     """Number of committed versions that are not copied, over all stages."""
     seen_ms: int
-    """Time at which the replica was complete; later data would be lost."""
+    """Time at which the replica was complete. Later data would be lost in a recovery."""
     lacks: str
     """Reason why in-flight records are missing; empty if none are."""
     by: str
@@ -166,12 +166,12 @@ def forget_replica(store: ObjectStore, app: str, root: str) -> bool:
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:
-    """Return the remaining cuts before `newest`, newest first, to find the last one without missing records."""
+    """Return the remaining cuts before `newest`, newest first, to search for the last one without missing records."""
     return tuple(cut for cut in reversed(CUTS.all(store, newest.app)) if cut.number < newest.number)
 
 
 class Recovery(Struct, frozen=True):
-    """Recovery of an app from a replica; of two concurrent ones, the one that is stored wins."""
+    """Recovery of an app from a replica. If two run concurrently, the one that is stored first wins."""
 
     app: limits.Name
     id: limits.Ulid

@@ -1,6 +1,6 @@
 """Stored snapshots, with their captured in-flight records, and open requests for snapshots.
 
-A request is one object, which a running app finds after a notice.
+A request is one object. A running app looks for requests when a notice has changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ class Request(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Notice that runners should look for requests; `id` changes each time."""
+    """Small object whose change tells runners to look for requests; `id` changes each time."""
 
     id: limits.Ulid
 
 
 REQUESTS = Notes(Request, keys.requests, lambda request: request.id)
-"""Open requests, oldest first."""
+"""Open requests for snapshots, oldest first."""
 
 
 def notify(store: ObjectStore, app: str) -> None:
@@ -51,7 +51,7 @@ def notify(store: ObjectStore, app: str) -> None:
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:
-    """Return the notice's bytes, which runners compare with those that they saw last. One read."""
+    """Return the bytes of the notice. Runners look for requests if these differ from the last ones. One read."""
     try:
         return store.get(keys.notice(app))
     except ObjectNotFound:
@@ -64,17 +64,17 @@ def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
 
 
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
-    """Withdraw a request; no error if it is answered or withdrawn already."""
+    """Withdraw a request. No error if the request was answered or withdrawn before."""
     REQUESTS.remove(store, request.id, app)
 
 
 def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:
-    """Return the open request that `by` has made for a snapshot of this name; None if there is none."""
+    """Return the open request by the user `by` for a snapshot of this name; None if there is none."""
     return next((request for request in open_requests(store, app) if (request.name, request.by) == (name, by)), None)
 
 
 def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
-    """Raise `Refused` if a snapshot of this name is under way."""
+    """Raise `Refused` if a snapshot of this name has been requested and is not complete."""
     for other in open_requests(store, app):
         if other.name == name:
             raise Refused(
@@ -84,7 +84,7 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
 
 
 ADDRESS = ("_partition", "_offset", "_row")
-"""Columns of a captured object beside the channel's: int32, int64, int32."""
+"""Columns that a captured object has in addition to the channel's columns: int32, int64, int32."""
 
 
 class CapturedObject(Struct, frozen=True):
@@ -98,14 +98,14 @@ class CapturedObject(Struct, frozen=True):
 
 
 class Captured(Struct, frozen=True):
-    """Captured state of one channel for one receiver."""
+    """Captured in-flight records of one channel for one receiver."""
 
     channel: limits.Topic
     sender: limits.Name
     receiver: limits.Name
     topic: limits.Topic
     starts: limits.Offsets
-    """Messages of the records were at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
+    """Offsets of the messages with the records: `starts[p]` to `ends[p]` - 1 of partition p."""
     ends: limits.Offsets
     after: limits.Seq
     """Versions `after` + 1 to `up_to` of the sender wrote the records."""
@@ -116,7 +116,7 @@ class Captured(Struct, frozen=True):
     """Columns of the channel as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
     forgotten: limits.Counts = ()
-    """Number of forgotten records by partition; empty for none. Also stored by pins that share the records."""
+    """Number of forgotten records by partition; empty for none. Pins that share the records also have it."""
 
     @property
     def rows(self) -> int:
@@ -124,11 +124,11 @@ class Captured(Struct, frozen=True):
 
 
 SnapshotKind = Literal["markers", "instant", "clone"]
-"""Origin: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
+"""Origin of a snapshot: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
 
 
 class Snapshot(Struct, frozen=True):
-    """Named cut. Nothing that it refers to is ever collected."""
+    """Named cut. Garbage collection never deletes an object that it refers to."""
 
     name: limits.Name
     id: limits.Ulid
@@ -140,12 +140,12 @@ class Snapshot(Struct, frozen=True):
     stages: dict[limits.Name, limits.Version]
     by: limits.Line
     clone: limits.NameOrNone = ""
-    """Clone that uses it; empty unless `kind` is `clone`."""
+    """Clone for which the cut is pinned; empty unless `kind` is `clone`."""
     clone_root: limits.Line = ""
-    """Store root of that clone, empty for the snapshot's own."""
+    """Store root of that clone; empty if it is the root of the snapshot's own app."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
-    """Time of the last forget that changed what it pins or keeps; 0 for never. Computed when it is read."""
+    """Time of the last forget that changed the snapshot's rows or in-flight records; 0 for never. Not stored."""
 
     @property
     def object_keys(self) -> frozenset[str]:
@@ -198,7 +198,7 @@ SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, app=
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
-    """Return the app's snapshots, oldest first; only those written at `since_ms` or later.
+    """Return the app's snapshots, oldest first. With `since_ms`, only those written at that time or later.
 
     One listing, and one read for each. Raises `NotFound` if the app does not exist.
     """
@@ -215,7 +215,7 @@ def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
 
 
 def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
-    """Yield the snapshots with the current objects of their in-flight records, after a forget."""
+    """Yield the snapshots with their in-flight records in the objects that are current after any forget."""
     # Only snapshots with captured records need the newest index.
     is_known = not any(snapshot.channels for snapshot in snapshots)
     index = forgotten.cached(store, app) if is_known else forgotten.newest(store, app)
@@ -234,7 +234,7 @@ def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> It
 
 
 def _current(index: ForgottenIndex, captured: Captured) -> Captured:
-    """Return the channel with its current objects and counts, after a forget."""
+    """Return the captured channel with the objects and counts that are current after any forget."""
     objects, num_forgotten = [], captured.forgotten
     for captured_object in captured.objects:
         replacement = index.records.get(captured_object.key)
@@ -271,7 +271,7 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
 
 
 def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
-    """Return the cut that a snapshot pins. Raises `NotFound` if a manifest that it names is gone."""
+    """Return the cut that a snapshot pins. Raises `NotFound` if one of its manifests is gone."""
     return Cut(
         snapshot.app,
         {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},

@@ -1,11 +1,11 @@
-"""Candidate keys: those whose rows may differ between two versions, and those that a commit turned bad.
+"""Candidate keys: those whose rows may differ between two versions, and those that turned bad at a commit.
 
 Rows that both versions share are not read. The newest row of a key decides what a version shows. If that row lies in
 an SST of both versions, and neither has a newer row elsewhere, both show the same row. So candidates come from SSTs
-that only one version has, and of these from rows written after the fork: compaction rewrites rows and keeps their
-`_seq`. Two cases remain. Rows may have expired by the clock of one version and not of the other. Rows may have been
-removed without a trace: a merge that includes the oldest run drops keys whose newest row is a tombstone or has
-expired, along with all older rows of the key. The SSTs of a later version then do not show the removal, so the
+that only one version has, and only from rows in them that were written after the fork: compaction rewrites rows and
+preserves their `_seq`. Two cases remain. Rows may have expired by the clock of one version and not of the other. Rows
+may have been removed without a trace: a merge that includes the oldest run drops keys whose newest row is a tombstone
+or has expired, along with all older rows of the key. The SSTs of a later version then do not show the removal, so the
 batches in between are read for it.
 
 The common ancestor of two versions of one app is the earlier of the two, since versions follow each other in a line.
@@ -37,7 +37,7 @@ from .stored_rows import TableSide, distinct, identity
 
 @dataclass(frozen=True, slots=True)
 class StageVersions:
-    """Versions `after` + 1 to `up_to` of a stage, or of its side table of the name `beside`."""
+    """Versions `after` + 1 to `up_to` of a stage, or of its side table named `beside`."""
 
     store: ObjectStore
     app: str
@@ -48,7 +48,7 @@ class StageVersions:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Identity of the table whose versions these are: store, app, stage and side table."""
+        """Identity of the table that these versions belong to: store, app, stage and side table."""
         return self.store.url, self.app, self.stage, self.beside
 
     def find(self, number: int) -> Manifest | None:
@@ -74,28 +74,30 @@ class StageVersions:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Common ancestor of two versions, and the versions that each has added since."""
+    """Common ancestor of two versions, and the versions between the ancestor and either of the two."""
 
     seq: int = 0
-    """Largest `_seq` at the fork. Rows with this `_seq` or a smaller one are the same in both versions; later rows were
-    written by one of the two. 0 if the versions have nothing in common.
+    """Largest `_seq` at the fork; 0 if the versions have nothing in common.
+
+    Rows with this `_seq` or a smaller one are equal in both versions. Rows with a larger one were written after the
+    fork, in one of the branches.
     """
     branches: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
-    """Versions from the fork to each of the two."""
+    """Versions from the fork to the first version, and from the fork to the second."""
     table: Table | None = None
     """Table declaration at the fork, whose column ids mean the same in both; None if they have nothing in common."""
 
     @property
     def next_id(self) -> int:
-        """First column id that the two may have assigned differently; smaller ids mean the same in both."""
+        """First column id that may mean different columns in the two versions; smaller ids mean the same column."""
         return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
 def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
-    """Return the common ancestor of two versions of stages; each comes with the store of its app.
+    """Return the common ancestor of two versions of stages, each given with the store of its app.
 
-    Takes three requests for each clone in between; none for two versions of one app. Raises `Corruption` (a stored app
-    or manifest in between is damaged).
+    Takes three requests for each clone in between; none for two versions of one app. Raises `Corruption` (a stored
+    app or manifest in between is damaged).
     """
     names = [
         (manifest.formerly[0].stage if manifest.formerly else stage_of(manifest), _side_table_name(manifest))
@@ -123,9 +125,9 @@ def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Man
 
 
 def _effective_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the parts of `_lineage_parts` without the versions that rewinds undid.
+    """Yield the ranges of versions that lead to a version, without the versions that rewinds undid.
 
-    A clone continues the version numbers of its source.
+    The ranges are those of `_lineage_parts`. A clone continues the version numbers of its source.
     """
     ranges = manifest.follows(of_rows=True)
     for part in _lineage_parts(store, manifest, over_clones=over_clones):
@@ -138,7 +140,8 @@ def _effective_parts(store: ObjectStore, manifest: Manifest, *, over_clones: boo
 def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of versions that lead to a version, under each name of its stage, newest first.
 
-    With `over_clones`, also the versions of the app that its app was cloned from, and so on.
+    With `over_clones`, ranges of the app from which this app was cloned follow, then those of the app from which
+    that app was cloned, and so on.
     """
     part = StageVersions(store, manifest.app, stage_of(manifest), 0, manifest.version, _side_table_name(manifest))
     names = list(manifest.formerly)
@@ -170,7 +173,7 @@ def _side_table_name(manifest: Manifest) -> str:
 
 
 def _branch_since(line: tuple[StageVersions, ...], number: int, fork: int) -> tuple[StageVersions, ...]:
-    """Return the ranges of `line` after version `fork`, which is in its part `number`."""
+    """Return the ranges of `line` after version `fork`. That version is in the range with the index `number`."""
     branch = (*line[:number], replace(line[number], after=fork))
     return tuple(part for part in branch if part.up_to > part.after)
 
@@ -194,13 +197,13 @@ def _fork_manifest(
 
 
 VERSION_BYTES = 64 << 10
-"""Bytes of SSTs that take as long to read as one manifest."""
+"""Number of SST bytes that take as long to read as one manifest."""
 
 
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return every key whose rows differ, and some whose rows are equal, each once, with the rows of both sides.
+    """Return every key whose rows differ, once, with the rows of both sides. Some keys with equal rows may be included.
 
     Both sides have the same key columns. `shared` is their ancestry and `names` the value columns to compare;
     `tolerant` ignores the last bits of floats (`equality`).
@@ -281,7 +284,7 @@ def _removed_keys(
 
 
 def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """Return keys that versions of a branch deleted or let expire, if their rows are not in the side's SSTs.
+    """Return the keys that versions of a branch deleted or let expire, and that have no row left in the side's SSTs.
 
     None if one of these versions was collected.
     """
@@ -307,11 +310,12 @@ def changed_keys(
     rows: pa.Table,
     shared: Ancestry | None = None,
 ) -> KeyChanges | None:
-    """Return the keys that a commit turned bad, in order; None for a stage without a table.
+    """Return the keys that turned bad at a commit, in order; None for a stage without a table.
 
-    `after` is the committed version and `before` the one it replaced, None for the first. If `rows`, the result of the
-    predicate, has all key columns, its keys are returned in their order. Else all keys whose row the commit changed,
-    including expired ones. `shared` is the ancestry of the two, if they are not versions of the same stage.
+    `after` is the committed version and `before` the one it replaced, None for the first. If `rows`, the result of
+    the predicate, has all key columns, these keys are returned in the order of `rows`. Otherwise all keys are
+    returned whose row the commit changed or let expire. `shared` is the ancestry of the two, if they are not
+    versions of one stage.
     """
     table = after.table
     if table is None:

@@ -1,9 +1,9 @@
-"""Equality of values when the results of two programs are compared: check, trial, diff, promote.
+"""Equality of values when results of two programs are compared: by `check`, `trial`, `diff` and `promote`.
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
-they differ by less than 2^-42 of the largest number in their column (32-bit floats: 2^-18), or of the largest number
-known to have gone into them, if that is larger. All other types are compared exactly, as DuckDB compares them. NaN
-equals NaN, null equals null, and -0.0 equals 0.0.
+they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference: the largest number in their column, or the
+largest number known to have gone into them, if that is larger. All other types are compared exactly, as DuckDB
+compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-
 
 
 def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
-    """Return the rows that `ours` has more often than `theirs`, in any order: all of them if their columns differ."""
+    """Return the rows that `ours` has more often than `theirs`, in any order; all rows if the columns differ."""
     if not ours.num_columns or ours.schema.names != theirs.schema.names:
         return ours
     with duckdb.connect() as con:
@@ -73,7 +73,7 @@ def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.
 
 
 def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Flag the rows that each table has more often than the other, in any order. Both have the same columns.
+    """Flag the rows that either table has more often than the other, in any order. Both tables have the same columns.
 
     `largest` is the largest number that may have gone into the floats; the largest number of each column counts as
     well.
@@ -88,7 +88,7 @@ def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flag
 
 
 def like(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Return pairs of equal rows of two tables as their positions in each, ascending in `ours`.
+    """Return pairs of rows of two tables that are equal within the tolerance, as their positions, ascending in `ours`.
 
     Each row is in one pair at most; rows that are exactly equal are paired first. Only the columns of `theirs` are
     compared.
@@ -158,9 +158,10 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def _on_grids(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield the rows' digests with floats rounded to a grid; if there are floats, again with a grid half a step off.
+    """Yield the rows' digests with floats rounded to a grid; if there are floats, a second time with a shifted grid.
 
-    Two floats that are near may be rounded apart by one of the grids, but not by both.
+    The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
+    both.
     """
     yield _digests(rows, largest, 0.5)
     if any(has_floats(kind) for kind in rows.schema.types):
@@ -175,7 +176,7 @@ def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.ui
 
 
 def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
-    """Replace each float by its grid step."""
+    """Replace each float by the number of its grid step."""
     kind = column.type
     if not has_floats(kind):
         return column
@@ -198,14 +199,14 @@ def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
 
 
 def _list(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Return lists of the same lengths and nulls as `lists`, with these values."""
+    """Return lists of `values` with the same lengths and nulls as `lists`."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
 
 
 def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
-    """Flag the values that `ours` has more often than `theirs`: with n in `theirs`, all after the first n."""
+    """Flag the values that `ours` has more often than `theirs`: after as many as `theirs` has, all further ones."""
     order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
     ascending = ours[order]
     occurrence = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
@@ -216,7 +217,7 @@ def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) 
 
 
 def _narrow(chosen: Flags, some: Flags) -> Flags:
-    """Clear those of the set flags in `chosen` for which `some` is false."""
+    """Return the flags `chosen`, in which each set flag is replaced by the next value of `some`."""
     narrowed = chosen.copy()
     narrowed[np.flatnonzero(chosen)] = some
     return narrowed
@@ -230,16 +231,16 @@ class _Group:
     """Records that are equal except for their floats."""
 
     places: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    """Row numbers on each side."""
+    """Row numbers, for each of the two sides."""
     floats: list[list[float]] = field(default_factory=list)
-    """Floats of each record: first those of one side, then of the other."""
+    """Floats of each record; the records of the first side precede those of the second."""
 
 
 def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of each table that have no equal row in the other, by the rule of `equality`.
+    """Return the rows of each table that have no equal row in the other, with the module's tolerance for floats.
 
-    Both tables hold only rows that differ exactly. If the column `value` holds JSON on both sides, its content is
-    compared: fields in any order, floats within the tolerance.
+    Both tables hold only rows without an exactly equal row. If the column `value` holds JSON on both sides, its
+    content is compared: fields in any order, floats within the tolerance.
     """
     if not ours.num_rows or not theirs.num_rows or ours.schema != theirs.schema:
         return ours, theirs

@@ -45,11 +45,12 @@ class KeyChanges:
     differing: Mapping[str, npt.NDArray[np.bool_]]
     """By value column: True for keys that have a row at both moments, with different values."""
     near: Mapping[str, Flags] = field(default_factory=dict)
-    """By float column: True for keys whose values differ only within the tolerance, and so count as equal.
+    """By float column: True for keys whose values differ only within the tolerance, and are counted as equal.
+
     Empty for an exact comparison.
     """
     named: bool = False
-    """True if a predicate returned these keys, in this order; False if they are the keys whose rows changed."""
+    """True if these keys are a predicate's result, in its order; False if they are all keys whose rows changed."""
 
     @classmethod
     def between(
@@ -62,7 +63,7 @@ class KeyChanges:
         *,
         tolerant: bool = False,
     ) -> "KeyChanges":
-        """Compare the rows of these keys: exactly, or `tolerant` of the last bits of floats (`equality`)."""
+        """Compare the rows of these keys: exactly, or if `tolerant`, floats with the tolerance of `equality`."""
         both = was & is_there
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
@@ -117,7 +118,7 @@ class KeyChanges:
         )
 
     def in_order(self) -> Self:
-        """Return the keys sorted; unchanged if their type has no order, such as a struct."""
+        """Return the keys sorted; unsorted if the type of a key column has no order, such as a struct."""
         with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
             order = pc.sort_indices(self.keys, sort_keys=[(name, "ascending") for name in self.keys.column_names])
             return self.take(np.asarray(order))

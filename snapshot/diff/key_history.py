@@ -1,9 +1,9 @@
 """History of one key: each change of its row, newest first. Versions that did not write the key are not read.
 
-The `_seq` of the newest stored row of the key says which version wrote it. While that row is stored, nothing but its
-expiry changes. So the search jumps to the version before the write, whose row is the replaced one (`_prev_seq`), and
-repeats. Where no row of the key is stored, the search steps back through manifests alone, up to the first version
-whose merge can have dropped a row of the key.
+The `_seq` of the newest stored row of the key says which version wrote the row. While that row is stored, only its
+expiry changes anything. So the search jumps to the version before the write. The newest row there is the replaced one
+(`_prev_seq`), and the search repeats with that row. If no row of the key is stored, the search reads only manifests,
+back to the first version whose merge can have dropped a row of the key.
 """
 
 from bisect import bisect_left
@@ -49,19 +49,22 @@ class VersionList:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> Manifest:
-        """Return the manifest at this index. Raises `NotFound` (collected meanwhile) and `Corruption`."""
+        """Return the manifest at this index. Raises `NotFound` (it was collected meanwhile) and `Corruption`."""
         return table_of(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
 
     def from_number(self, number: int) -> int:
-        """Return the first index whose version is `number` or newer."""
+        """Return the index of the first stored version whose number is `number` or higher."""
         return bisect_left(self.numbers, number)
 
     def is_gap(self, index: int) -> bool:
-        """Return True if versions right before this index were collected."""
+        """Return True if versions directly before the one at this index were collected."""
         return index > 0 and self.numbers[index] > self.numbers[index - 1] + 1
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
-        """Return the first index from `low` to `high` for which `holds` is true. It must stay true up to `high`."""
+        """Return the first index from `low` to `high` for which `holds` is true.
+
+        A binary search: once true, `holds` must be true for all higher indexes.
+        """
         return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
 
     def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
@@ -78,21 +81,22 @@ class RowChange:
     stage: str
     version: int
     after_version: int
-    """Version that shows `before`: the previous one that is still stored, 0 for none; the newest version if the row
-    expired after it.
+    """Version that shows the row `before`: the previous stored version, 0 if there is none.
+
+    If the row expired after the newest version, this is the newest version.
     """
     time_ms: int
-    """Commit time of the version; if the row expired after the newest version, the expiry time."""
+    """Commit time of the version. If the row expired after the newest version, the expiry time."""
     kind: Literal["added", "removed", "changed"]
     expired: bool
     """True if the row expired, so that no record made the change."""
     inherited: Literal["", "clone", "collected", "renamed"]
-    """Reason why the history starts with this row; empty for all other changes.
+    """Reason why the history starts with this row; empty if the change was made by the version.
 
     The app was cloned, older versions were collected, or the stage was renamed.
     """
     windows: tuple[Window, ...]
-    """Offsets read from each input partition after `after_version`, up to this version; empty ranges left out."""
+    """Offsets that versions after `after_version`, up to this one, read of each input partition; no empty ranges."""
     before: dict[str, object] | None
     """Visible values before the change, by column; None if there was no row."""
     after: dict[str, object] | None
@@ -123,7 +127,7 @@ class RowHistory:
     whole_from: int
     """First version after the last collected one; 0 if none was collected."""
     reads: Reads
-    """Requests and bytes read, manifests not counted."""
+    """Number of requests and bytes read, without those for manifests."""
 
 
 def key_history(
@@ -180,14 +184,14 @@ def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _VisibleRow:
-    """Visible row of the key from the version at `index` on."""
+    """Visible row of the key, first shown by the version at `index`."""
 
     index: int
     row: dict[str, object] | None
     seq: int = 0
     """`_seq` of the row; 0 without a row."""
     expired_ms: int | None = None
-    """Expiry time if the row is stored but has expired."""
+    """Expiry time of a row that is stored but has expired."""
     late: bool = False
     """True if the row expired after the newest version."""
 
@@ -217,7 +221,10 @@ def _stored_spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[in
 
 
 def _stored_row(versions: VersionList, stored: StoredKey, index: int, seq: int | None) -> StoredRow | None:
-    """Return the row stored at an index. `seq` is its expected `_seq`: 0 for no row, None for unknown."""
+    """Return the key's row that the version at `index` stores.
+
+    `seq` is the expected `_seq` of the row: 0 for no row, None for unknown.
+    """
     manifest = versions[index]
     if manifest.table is None:
         return None
@@ -238,9 +245,9 @@ def _stored_row(versions: VersionList, stored: StoredKey, index: int, seq: int |
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index from `first` to `last` since which the columns are those of `last`.
+    """Return the first index from `first` to `last` since which the table has the columns that it has at `last`.
 
-    Only a migration or a rewind changes a row that stays stored.
+    A row that is still stored can change only by a migration or a rewind.
     """
     newest = versions[last]
     if newest.table is None or not (newest.table.schema or newest.rewinds):
@@ -254,7 +261,7 @@ def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
 
 
 def _first_absent(versions: VersionList, stored: StoredKey, last: int) -> int:
-    """Return the first index since which no row of the key can have been stored, up to `last`.
+    """Return the first index since which certainly no row of the key was stored, up to `last`.
 
     No row is stored at `last`.
     """
@@ -274,7 +281,7 @@ def _first_absent(versions: VersionList, stored: StoredKey, last: int) -> int:
 def _visible_rows(
     versions: VersionList, first: int, last: int, row: StoredRow | None, now_ms: int
 ) -> Iterator[_VisibleRow]:
-    """Yield the visible rows from index `first` to `last`, newest first: None once the stored row has expired."""
+    """Yield the visible rows from index `first` to `last`, newest first; None once the stored row has expired."""
     if row is None or row.values is None or row.expires_ms is None:
         yield _VisibleRow(first, None) if row is None else _VisibleRow(first, row.values, row.seq)
         return
@@ -310,7 +317,7 @@ def _row_change(versions: VersionList, later: _VisibleRow, earlier: _VisibleRow)
 
 
 def _reason_for_start(versions: VersionList) -> Literal["", "clone", "collected", "renamed"]:
-    """Return why the history starts later than version 1; empty if it does not."""
+    """Return why the history starts later than version 1; empty if it starts with version 1."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
     return versions[0].traits.begins or "collected"

@@ -1,6 +1,6 @@
 """Difference between two moments, of one app or of two: table by table, key by key.
 
-Keys that an SQL query over the differences of a table returns are expected, and not reported.
+Keys that an SQL query over the differences of a table returns count as expected, and are not reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from .key_changes import KeyChanges
 from .stored_rows import TableSide
 
 _COUNTED_BYTES = 1 << 20
-"""Size up to which a table is read to count its rows."""
+"""Maximum size of a table that is read to count its rows; rows of larger tables are estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ColumnMatch:
     differing: int
     """Number of rows in which the column differs."""
     rate: float
-    """Share of `TableDiff.rows_in_both` in which the column is equal, 0 to 1."""
+    """Share of rows, from 0 to 1, in which the column is equal, among the rows that both moments have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,14 @@ class TableDiff:
     rows_in_both: int
     """Number of rows that both moments have."""
     about: bool
-    """True if `rows_in_both` is an estimate from SST row counts, which include overwritten rows. Tables that are large,
-    or in which nothing changed, are not read to be counted.
+    """True if `rows_in_both` is an estimate from the row counts of SSTs, which include overwritten rows.
+
+    Tables that are large, or in which no row changed, are not read to be counted.
     """
     unlike: tuple[str, ...]
-    """Sentences on declarations that differ, so that those columns could not be compared."""
+    """Sentences on columns that the two moments declare differently, so that these columns could not be compared."""
     near: Mapping[str, int] = field(default_factory=dict)
-    """By float column: number of rows that count as equal within the tolerance of `equality`.
+    """By float column: number of rows that count as equal only because of the tolerance of `equality`.
 
     Two moments of one app are compared exactly.
     """
@@ -77,7 +78,7 @@ class TableDiff:
 
     @property
     def equal(self) -> bool:
-        """True if no row and no column differs."""
+        """True if neither rows nor columns differ."""
         return not len(self.changes) and not self.unlike
 
     def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
@@ -170,7 +171,7 @@ def _diff(
 
 
 def new_tables(first: Cut, second: Cut) -> dict[str, Manifest]:
-    """Return the tables of stages that only `second` has, without those that were renamed since `first`."""
+    """Return the tables of stages that only `second` has, without tables that were renamed since `first`."""
     return {
         name: manifest
         for name, manifest in second.tables.items()
@@ -191,12 +192,12 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """Columns and key that two sides of a table have in common."""
+    """Common history of two sides of a table, which decides the rows and columns that can be compared."""
 
     shared: Ancestry
     is_one_app: bool
     common_ids: int
-    """First column id that may mean different columns on the two sides; 0 if no id means the same."""
+    """First column id that may mean different columns on the two sides; 0 if all ids may."""
 
     @classmethod
     def between(cls, before: TableSide, after: TableSide) -> "_Relation":
@@ -208,7 +209,7 @@ class _Relation:
         return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
 
     def added_by_each(self, tables: Iterable[Table]) -> set[str]:
-        """Return columns of one name that each side added by itself: in them, even shared SSTs have different rows."""
+        """Return the names of columns that both sides added independently: even shared SSTs differ in their values."""
         if not self.shared.seq:
             return set()
         new_names = (
@@ -218,7 +219,10 @@ class _Relation:
         return set.intersection(*new_names)
 
     def in_newest_columns(self, before: TableSide, after: TableSide) -> tuple[TableSide, TableSide]:
-        """Return the sides with the newer columns of both, if rows from before a migration can be read with these."""
+        """Return both sides with the columns of the newer table, if older rows can be read with these columns.
+
+        Otherwise returns the sides unchanged.
+        """
         # A clone migrates independently. If only one side has migrated since the fork, its columns derive from the
         # other's.
         tables, at_fork = (before.table, after.table), self.shared.table
@@ -262,7 +266,7 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
 
 
 def _of_other_keys(name: str, before: TableSide, after: TableSide, unlike: tuple[str, ...]) -> TableDiff:
-    """Return the difference of a table whose key columns differ, so that no rows can be compared."""
+    """Return the difference of a table whose key columns differ between the sides, so that no rows can be compared."""
     was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
     sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
     nothing = np.zeros(0, np.bool_)
@@ -279,7 +283,7 @@ def _count_kinds(changes: KeyChanges) -> tuple[int, int, int]:
 
 
 def _count_rows(side: TableSide, *, is_changed: bool) -> tuple[int, bool]:
-    """Return the number of rows of a side, and True if it is an estimate."""
+    """Return the number of rows of a side, and True if that number is an estimate."""
     if is_changed and sum(sst.bytes for sst in side.ssts) <= _COUNTED_BYTES:
         return int((~side.hidden(side.newest(side.ssts, 0))).sum()), False
     most_rows = sum(sst.rows - sst.tombstones for sst in side.ssts)
@@ -321,9 +325,9 @@ def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
 def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | None]) -> None:
     """Check that each query reads the differences of exactly one of these tables and returns its key columns.
 
-    Called before any difference exists. A table of None has columns that are not known yet; `without` checks queries
-    over such a table. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no such
-    column).
+    Called before any difference exists. None stands for a table whose columns are not known yet; `without_expected`
+    checks its queries. Raises `Usage` (a query is wrong, or does not read exactly one table) and `NotFound` (no
+    such column).
     """
     declared = {name: table for name, table in tables.items() if table is not None}
     with closing(_database({name: _no_differences(table).flat() for name, table in declared.items()})) as con:
@@ -388,7 +392,7 @@ def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
 
 
 def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
-    """Return those of the tables that a SELECT statement reads."""
+    """Return the names in `tables` that a SELECT statement reads."""
     # DuckDB lists only tables that the connection does not have.
     with closing(_database({})) as con:
         try:

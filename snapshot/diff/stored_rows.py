@@ -1,4 +1,4 @@
-"""Stored rows of a table at a moment: those of some versions, or those of one key.
+"""Stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
 
 An SST never changes, so a key is looked up once in each, however many versions name it. An SST whose hash range
 excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page index
@@ -33,16 +33,16 @@ _LAST_SEQ = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TableSide:
-    """One side of a comparison: a table at one version, by one clock."""
+    """One side of a comparison: a table at one version, with the clock by which its rows expire."""
 
     store: ObjectStore
     cache: SstCache
     table: Table
-    """Declared columns; for a side without a version, those of the other side."""
+    """Declaration of the table; if this side has no version, the declaration of the other side."""
     manifest: Manifest | None
     """Version of the table; None if the table had no version yet, and so no rows."""
     clock_ms: int = 0
-    """Clock: rows that expire at this time or earlier are absent."""
+    """Time by the clock of the table. Rows that expire at this time or earlier are absent."""
     share: KeyShare | None = None
     """Share of the keys to compare; None for all."""
 
@@ -64,8 +64,8 @@ class TableSide:
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the values of each key in the columns `names`, and a flag for each key that has a row.
 
-        `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` are rows as returned by
-        the method `newest`, with their values, that are newer than all others.
+        `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` is a result of the
+        method of this name, with values: rows that are known to be the newest of their keys.
         """
         blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
@@ -81,7 +81,7 @@ class TableSide:
         return values.select(list(names)), present
 
     def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
-        """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
+        """Return an SST's rows, visible or not, with a value of `column` (`_seq`, `_expires_at`) from `low` to `high`.
 
         With a `share`, only rows of its keys. The columns are `_hash`, the key columns, the value columns if `values`,
         `_seq`, `_op`, and `_expires_at`, null if the SST has none. For an SST that is not in the local cache, only
@@ -141,7 +141,7 @@ def _blocks(
     *,
     whole: bool,
 ) -> Iterable[Block]:
-    """Return the rows of an SST: all if it is in the local cache or to be read `whole`, else those of `pages`."""
+    """Return the rows of an SST: all rows if `whole`, or if the local cache has the SST; else the rows of `pages`."""
     mapped = cache.peek(sst, table)
     if mapped is None and whole:
         mapped = cache.bring(store, sst, table, reads)
@@ -152,7 +152,7 @@ def _blocks(
 
 
 def identity(sst: Sst) -> tuple[str, str]:
-    """Return a value that is equal for SSTs with the same rows: the same object, under any root and at any level."""
+    """Return a value that is equal for two SSTs if these are the same object, under any root and at any level."""
     return sst.object, sst.checksum
 
 
@@ -167,17 +167,17 @@ class StoredRow:
     """Stored row of a key."""
 
     seq: int
-    """`_seq`: the version that wrote the row."""
+    """`_seq` of the row, which identifies the version that wrote it."""
     values: dict[str, object] | None
     """Visible values by column; None for a tombstone."""
     expires_ms: int | None
     """Expiry time, milliseconds since 1970 UTC; None for never."""
     replaced: int | None
-    """`_seq` of the row of the key that this one replaced; 0 if there was none, None if unknown."""
+    """`_seq` of the key's previous row, which this row replaced; 0 if there was none, None if unknown."""
 
 
 class StoredKey:
-    """Look-up of one key in the SSTs of any version. Tombstones and expired rows are returned as well.
+    """Look-up of one key in the SSTs of any version. Also returns tombstones and expired rows.
 
     `key` has the key columns, normalised: one row. `hashed` is the `_hash` of the key.
     """
@@ -203,9 +203,9 @@ class StoredKey:
         return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
 
     def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
-        """Return the row with this `_seq`, decoded as a row of `table`, if it is the newest of the key in its SST.
+        """Return the row with this `_seq`, read with the columns of `table`, if it is the newest of the key in its SST.
 
-        At most one SST of a version that may hold the key has rows with this `_seq`.
+        Among a version's SSTs that may hold the key, at most one has rows with this `_seq`.
         """
         candidates = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
         row = self._first(candidates, table, filtered=False)

@@ -1,6 +1,6 @@
-"""Garbage collection of input archives: records older than their retention, and objects that no index names.
+"""Garbage collection of input archives: deletes records past their retention, and objects that no index names.
 
-Records are deleted object by object, so some are kept a little longer. Replaced indexes are kept for the margin, since
+Whole objects are deleted, so some records are kept a little longer. Replaced indexes are kept for the margin, since
 a reader may still be using them.
 """
 
@@ -24,11 +24,11 @@ class ArchiveCollected:
 
     topic: str
     life: int
-    """Number of the topic of that name: more than 1 if the topic was deleted and recreated."""
+    """Number that distinguishes topics of one name: 2 or more if the topic was deleted and recreated."""
     records: int
     """Number of records past their retention."""
     objects: int
-    """Number of deleted objects: with records past their retention, unnamed ones, and indexes."""
+    """Number of deleted objects: objects past their retention, objects that no index names, and old indexes."""
     bytes: int
     """Size of the deleted objects."""
     kept_records: int
@@ -42,20 +42,20 @@ class ArchivePlan:
 
     head: ArchiveIndex
     before_ms: int
-    """Records read before this time are deleted; 0 for none."""
+    """Time before which a record must have been read to be deleted; 0 to delete none."""
     then: ArchiveIndex
-    """Index after the collection."""
+    """Index that remains after the collection."""
 
     @property
     def goes(self) -> frozenset[str]:
-        """Objects past their retention."""
+        """Objects that the collection deletes, because all of their records are past their retention."""
         return _named_objects(self.head) - _named_objects(self.then)
 
 
 def plan_archives(
     store: ObjectStore, app: str, retention: Retention, now_ms: int, damaged: dict[str, Corruption]
 ) -> tuple[ArchivePlan, ...]:
-    """Return the planned collection of each archive, by storage's clock; none for archives with a `damaged` index."""
+    """Return the planned collection of each archive, by storage's clock, without archives whose index is `damaged`."""
     plans = []
     for head in index.all_of(store, app, damaged):
         keep_ms = retention.input_of(head.topic)
@@ -110,7 +110,7 @@ def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[Obje
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:
-    """Return the sentence why an object of an archive is kept; empty if the newest index does not name it."""
+    """Return a sentence why an archive's object is kept; empty if the newest index does not name the object."""
     for head in index.all_of(store, app):
         if key in _named_objects(head):
             return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"

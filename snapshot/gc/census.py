@@ -1,4 +1,4 @@
-"""All kinds of objects in an app's folder: key, naming object, and how each command treats them.
+"""All kinds of objects in an app's folder: their key, the object that names it, and their treatment by each command.
 
 Commands follow these rows. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks every command
 against the rows.
@@ -14,26 +14,26 @@ from ...store.versions.keys import note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
-    """One kind of object. A command with an empty word ignores such objects."""
+    """One kind of object. A command ignores objects of a kind for which its field is empty."""
 
     place: str
-    """Key; `<word>` stands for one part of a name."""
+    """Pattern of the key; `<word>` stands for one part of a name."""
     what: str
-    """Description; if `gc` is empty, also how long garbage collection keeps the object."""
+    """Description of the object; if `gc` is empty, also how long garbage collection keeps it."""
     named_by: str = ""
-    """Kind of object that names its key; empty for objects found by listing."""
+    """Kind of object that has the key of this one in its content; empty for objects found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
-    """Objects that are collected: unreachable versions, objects that no other object names, replaced lower numbers."""
+    """Objects that are collected: unreachable versions, objects that no other one names, all but the highest number."""
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
-    """`rewrites`: stored again without the key. `masks`: text is masked. `refuses`: `forget` fails while one exists."""
+    """`rewrites`: stored again without the key. `masks`: text is masked. `refuses`: `forget` fails if one exists."""
     replicate: Literal["", "rules", "versions", "along", "snapshots", "identity"] = ""
-    """Step of the copy: before all versions, with versions, alongside them, with snapshots, or at the end."""
+    """Step of the copy: before all versions, with versions, alongside versions, with snapshots, or at the end."""
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
-    """Step of the removal: `last` is the newest version of each stage; `note` follows all else."""
+    """Step of an app's removal. `last` is for the newest version of each stage; `note` comes after everything else."""
     verify: Literal["", "cut", "app", "read"] = ""
-    """Objects that are checked: those of the cut, or all. `read`: verification fails without it."""
+    """Objects that are checked: those of the cut, or all. `read`: verification fails if they cannot be read."""
     export: Literal["", "document", "rows", "read"] = ""
-    """Part of an export with its content: `export.json`, or files of rows. `read`: export fails without it."""
+    """Part of an export with the content: `export.json`, or files of rows. `read`: export fails if unreadable."""
 
 
 _row = ObjectKind
@@ -134,12 +134,12 @@ _PLACES = re.compile(
 
 
 def kind_of(key: str) -> ObjectKind | None:
-    """Return the kind of an object, by its key; None if slackwater writes no such key."""
+    """Return the kind of the object with this key; None if slackwater writes no such key."""
     match = _PLACES.fullmatch(key)
     return KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
 def beside_versions(app: str) -> tuple[str, ...]:
-    """Return the prefixes of objects that are copied `along`, each once; for a kind with one object, its key."""
+    """Return the key prefixes of objects that are copied `along`, without repeats; for a single object, its key."""
     prefixes = (kind.place.replace(_A, app).partition("<")[0] for kind in KINDS if kind.replicate == "along")
     return tuple(dict.fromkeys(prefixes))

@@ -1,4 +1,4 @@
-"""Garbage collection of one app: versions past their retention, SSTs that only those named, and orphans.
+"""Garbage collection of one app: versions past their retention, SSTs that only these versions named, and orphans.
 
 The order of steps makes it safe next to a running app and any command, and safe to be killed at any point:
 
@@ -9,8 +9,9 @@ The order of steps makes it safe next to a running app and any command, and safe
 3. Delete collectable manifests, then SSTs that no kept manifest names, so that no manifest names a deleted SST.
 
 A runner only adds versions above the listed heads, from SSTs that the head names or that are younger than its last
-commit. None of these are deleted. The next collection finds the leftovers of a killed one by listing. Of two
-concurrent collections, one fails to write its boundary; it has only deleted what an earlier final boundary released.
+commit. None of these are deleted. If a collection is killed, the next one finds the remaining objects by listing. If
+two collections run concurrently, one of them fails to write its boundary. Until then it has deleted only what an
+earlier final boundary released.
 """
 
 from collections.abc import Collection
@@ -31,14 +32,14 @@ from .inventory import Inventory, last_commit_ms, named, note_end, take_inventor
 from .reachable import Absent, Reachable, Retention, reachable
 
 MARGIN_MS = MIN_AGE_MS
-"""Default age at which unnamed objects are deleted, by storage's clock.
+"""Default age at which objects that nothing names are deleted, by storage's clock.
 
 Twice the longest duration of a merge (`store.compaction.merge`). With less, the first SST of a merge could be deleted
 before a version names it.
 """
 
 _SILENT_MS = 3_600_000
-"""A stage without a commit for this long may have been removed from the program."""
+"""Time in milliseconds without a commit after which a stage may have been removed from the program."""
 
 _Infos = tuple[ObjectInfo, ...]
 
@@ -49,7 +50,7 @@ class StageCollected:
 
     stage: str
     first: int
-    """First version of the gapless history."""
+    """First version of the gapless history, from which on all versions exist."""
     head: int
     versions: int
     ssts: int
@@ -62,7 +63,7 @@ class StageCollected:
     rules: dict[str, int]
     """Number of kept versions by rule, each version counted once."""
     held_up_by: tuple[str, ...] = ()
-    """Stages that have not read some of these versions and have not committed for an hour or more."""
+    """Stages that hold up the deletion of versions that they have not read, with no commit for an hour or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Collected:
     leftovers: int
     """Number of interrupted writes."""
     absent: tuple[Absent, ...] = ()
-    """Versions that snapshots pin but that do not exist. The other versions of these snapshots are kept."""
+    """Missing versions that snapshots pin. The other versions that these snapshots pin are kept."""
     archives: tuple[ArchiveCollected, ...] = ()
     """Collected input archives, one per topic."""
     damaged: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ class Collected:
 def collect(
     store: ObjectStore, app: str, retention: Retention, *, by: str, dry_run: bool = False, margin_ms: int = MARGIN_MS
 ) -> Collected:
-    """Delete all unreachable objects. Idempotent, and safe to run at any time, also after one was killed.
+    """Delete all unreachable objects. Idempotent, and safe to run at any time, also after a collection was killed.
 
     Reads every manifest to keep. Ages count from storage's clock; a dry run, which writes and deletes nothing, uses
     this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next to a running app. The
@@ -157,7 +158,7 @@ def collect(
 
 
 def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool) -> tuple[Reachable, set[str]]:
-    """Return what must be kept, and the SSTs that it names. Unless in a dry run, the plan's boundary is final."""
+    """Return what must be kept, and the SSTs that it names. The plan's boundary is made final, except in a dry run."""
     names: set[str] = set()
     try:
         plan = reachable(inventory.state, retention, inventory.read)
@@ -185,7 +186,7 @@ def _unreachable(
 
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
-    """Add the SSTs that the versions of a plan name. Versions of the plan `previous` were already read."""
+    """Add the SSTs that the versions of a plan name. Versions that the plan `previous` also has were read before."""
     for stage in plan.wholes:
         done = set(previous.versions(stage)) if previous is not None else set()
         for _, objects in named(inventory, stage, (version for version in plan.versions(stage) if version not in done)):
@@ -193,7 +194,7 @@ def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous
 
 
 def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
-    """Make a plan's boundary final, and return the plan extended by what was pinned meanwhile."""
+    """Make a plan's boundary final. Returns the plan, extended by what was pinned meanwhile."""
     store, app, last = inventory.store, inventory.app, inventory.state.last
     number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
@@ -235,7 +236,7 @@ def _count_stage(
 
 
 _THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
-"""Reasons that are shortened, since there may be hundreds of such moments."""
+"""Short form of a reason, by rule, for rules that may keep hundreds of moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class Explanation:
 
 
 def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, margin_ms: int = MARGIN_MS) -> Explanation:
-    """Explain why a collection with these rules would keep an object or delete it. Read-only.
+    """Explain why a collection with these rules would keep or delete an object. Read-only.
 
     `key` is the key under the store root, with or without the root or the app's name. Objects that nothing names are
     kept for `margin_ms`. Ages count from this machine's clock.

@@ -4,11 +4,12 @@ The order matters, because the app may be running. SSTs are listed before manife
 counts as named. Heads are read before snapshots, as a stage remembers the version it recorded until the snapshot is
 written.
 
-An SST that nothing names yet may be named by the next commit. Only storage's clock tells when that is no longer
-possible. An SST is named by the next batch of its stage or never: batches are sequential, finished merges go into
-the next batch, and a claim fences the former writer. So an SST is an orphan once its stage has committed a batch or a
-claim at least the margin after it was written. A stage that has not committed since keeps its SSTs, however old.
-Versions of kind "compaction" do not count, as they may be committed during a batch. A retired stage names no new SSTs.
+An SST that no manifest names yet may be named by the next commit. Only storage's clock tells when that is no longer
+possible. An SST is named by the next batch of its stage or never: batches are sequential, finished merges go into the
+next batch, and a claim fences the former writer. So an SST is an orphan once its stage has committed a batch or a
+claim at least the margin after the SST was written. If a stage has not committed since, its SSTs are kept, however
+old. Versions of kind "compaction" do not count, as they may be committed during a batch. A retired stage names no new
+SSTs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +42,7 @@ class Inventory:
     app: str
     ssts: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
-    """Manifests by stage and version, including collected versions."""
+    """Listed manifests by stage and version, including those of collected versions."""
     boundaries: tuple[Boundary, ...]
     state: AppState
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
@@ -53,9 +54,9 @@ class Inventory:
         return self._read[stage, version]
 
     def with_later_snapshots(self) -> AppState:
-        """Return the app's state with the snapshots taken since.
+        """Return the app's state, with the snapshots that were taken after the inventory.
 
-        Snapshots removed since still count: the proposed boundary promised to keep what they pinned.
+        Snapshots that were removed since still count: the proposed boundary promised to keep what they pinned.
         """
         by_id = {snapshot.id: snapshot for snapshot in (*self.state.snapshots, *list_snapshots(self.store, self.app))}
         return AppState(self.state.now_ms, self.state.stages, tuple(by_id.values()), last=self.state.last)
@@ -78,19 +79,19 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
 
 
 def storage_clock_ms(store: ObjectStore, app: str) -> int:
-    """Return storage's time. This machine's clock may be wrong by years, which would make every object old."""
+    """Return the time by storage's clock, since this machine's may be wrong by years: every object would seem old."""
     key = keys.collection(app)
     store.put(key, _BEGUN)
     return next(info.modified_ms for info in store.list(key))
 
 
 def note_end(store: ObjectStore, app: str) -> None:
-    """Note that a collection has ended. One request."""
+    """Record that a collection has ended. One request."""
     store.put(keys.collection(app), _ENDED)
 
 
 def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
-    """Return when the last collection began or ended, by storage's clock, 0 for never; and True if it ended.
+    """Return when the last collection began or ended, by storage's clock, 0 for never; and True if it has ended.
 
     One list request.
     """
@@ -124,7 +125,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
 
 
 def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each version with the SSTs under the app's own root that it names. Reads from storage, many at a time.
+    """Yield each version with the SSTs that it names under the app's own root. Reads from storage, many at a time.
 
     Raises `Corruption` (a manifest is missing or unreadable).
     """
@@ -195,9 +196,10 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
 
 
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
-    """Return when the stage last committed every SST finished before, by storage's clock; 0 for never.
+    """Return when a stage last committed as its runner, by storage's clock; 0 for never.
 
-    For a retired stage now: until it returns, it commits no new SSTs.
+    SSTs that were finished before this commit are named by it, or never will be. For a retired stage, returns the
+    current time: until it is claimed again, it commits no new SSTs.
     """
     state = inventory.state.stages.get(stage)
     if state is None:
@@ -211,7 +213,10 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
 
 
 def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
-    """Yield objects of in-flight records that no snapshot names or will name, idle for the margin."""
+    """Yield objects of in-flight records that no snapshot names or will name.
+
+    All objects under one snapshot's name are yielded together, once the newest of them is older than the margin.
+    """
     store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
     listed = [info for info in store.list(prefix) if census.kind_of(info.key) is census.IN_FLIGHT]

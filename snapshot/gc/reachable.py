@@ -1,12 +1,12 @@
-"""Retention rules, and the versions that must be kept, with reasons: what decides what may be collected.
+"""Retention rules, and the versions that must be kept because of them, with the reasons.
 
 Pure: takes the state of the app (stages, snapshots, earlier collections) and a function that reads a version. As in
-restic and borg, each rule keeps something, and what nothing keeps is deleted: all versions for a while, then one moment
-per hour, then one per day. A thinned history answers for every moment of its window with the state at the start of its
-hour (or day), or a later one. For every stage `reachable` keeps
+restic and borg, each rule keeps something, and whatever no rule keeps is deleted: all versions are kept for a while,
+then one moment per hour, then one per day. A thinned history answers for every moment of its window with the state at
+the start of its hour (or day), or a later one. For every stage `reachable` keeps
 
-- a gapless history up to the head: versions that retention keeps, of the last hour, not yet read by a downstream stage,
-  not yet published, or recorded by an open request for a snapshot;
+- a gapless history up to the head. It starts with the oldest version that retention keeps, that is younger than an
+  hour, not yet read by a downstream stage, not yet published, or recorded for an open snapshot request;
 - before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
@@ -34,7 +34,7 @@ from ..cut.stored import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Rules for one app. A rule of None is not set; without any rule everything is kept.
+    """Retention rules for one app. A rule of None is not set; if no rule is set, everything is kept.
 
     Raises `Usage` (a rule is not a whole number, is negative, or keeps no version).
     """
@@ -48,9 +48,9 @@ class Retention:
     daily_ms: int | None = None
     """Age up to which the state at the end of each day (UTC) is kept."""
     input_ms: int | None = None
-    """Age since reading up to which input records are kept in the archive; None for no archive."""
+    """Time in milliseconds since reading for which input records are kept in the archive; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
-    """`input_ms` of single topics, by their names in Kafka. Other topics follow `input_ms`."""
+    """Values of `input_ms` for single topics, by the topic's name in Kafka. Other topics follow `input_ms`."""
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
@@ -65,7 +65,7 @@ class Retention:
         return replace(self, input_ms=None, input_topics={}) == Retention()
 
     def input_of(self, topic: str) -> int | None:
-        """Return how long records of a topic are kept in the archive, in ms; None if it is not archived."""
+        """Return how long the archive keeps records of a topic, in milliseconds; None if the topic is not archived."""
         return self.input_topics.get(topic, self.input_ms)
 
     @property
@@ -95,9 +95,9 @@ class StageState:
     """First version of the gapless history."""
     head: Manifest
     young: int
-    """First version that is too young to be deleted; above the head if there is none."""
+    """First version that is too young to be deleted; if there is none, a number above the head."""
     published: Mapping[str, int] = field(default_factory=dict)
-    """By sink: first version that is needed to publish it."""
+    """First version that is needed to publish a sink, by sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class AppState:
     """State of an app before a collection."""
 
     now_ms: int
-    """Reference time of ages: storage's clock, or this machine's in a dry run."""
+    """Time from which ages are counted: by storage's clock, or in a dry run by this machine's clock."""
     stages: Mapping[str, StageState]
     """Stages that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED
-    """Last final boundary. Versions that it released do not exist, even if something names them."""
+    """Last final boundary. Versions that it released count as missing, even if another object names them."""
 
     def exists(self, stage: str, version: int) -> bool:
         """Return True if the version is part of the history."""
@@ -122,7 +122,7 @@ class AppState:
 
 
 Read = Callable[[str, int], Manifest]
-"""Reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
+"""Function that reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ class Reason:
     """Reason why a version is kept."""
 
     rule: str
-    """head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
+    """Rule: head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
     detail: str
     """The reason as a clause, for messages."""
     reader: str = ""
-    """For `unread`, the stage that has not read it; empty if no stage reads the channel yet."""
+    """For the rule `unread`, the stage that has not read the version; empty if no stage reads the channel yet."""
 
 
 _EVERYTHING = Reason("retention", "no retention rule is set: everything is kept")
@@ -142,7 +142,7 @@ _EVERYTHING = Reason("retention", "no retention rule is set: everything is kept"
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A version that a snapshot pins and that is missing, although no collection deleted it."""
+    """Version that a snapshot pins and that is missing, although no collection deleted it."""
 
     snapshot: str
     stage: str
@@ -155,11 +155,11 @@ class Reachable:
 
     state: AppState
     wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
-    """By stage: versions from which all are kept up to the head, each with its reason."""
+    """Versions since which all versions up to the head are kept, each with the reason, by stage."""
     single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
-    """By stage and version: reasons to keep this one version."""
+    """Reasons to keep one single version, by stage and version."""
     moments: tuple[KeptCut, ...] = ()
-    """Kept cuts from before the gapless history."""
+    """Kept cuts that are older than the gapless history."""
     absent: tuple[Absent, ...] = ()
     """Missing versions that snapshots pin. The other versions that these snapshots pin are kept."""
 
@@ -187,7 +187,7 @@ class Reachable:
         yield from range(first, self.state.stages[stage].head.version + 1)
 
     def counts(self, stage: str) -> dict[str, int]:
-        """Return the number of kept versions by rule, each counted under the first of its rules."""
+        """Return the number of kept versions by rule. A version that several rules keep counts for the first one."""
         counts: dict[str, int] = {}
         covered = self.state.stages[stage].head.version + 1
         for start, reason in self.wholes[stage]:
@@ -200,7 +200,7 @@ class Reachable:
         return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """Return the readers that are the only reason to keep some versions, and silent for `silent_ms`."""
+        """Return the readers that alone cause some versions to be kept, and have not committed for `silent_ms`."""
         stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
         names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < otherwise_kept}
@@ -214,7 +214,7 @@ class Reachable:
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
-        """Return the boundary: which versions may exist from now on."""
+        """Return the boundary with number `number`, which says which versions may exist from now on."""
         first, kept_single = {}, {}
         for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
@@ -232,7 +232,7 @@ class Reachable:
 
 
 def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
-    """Return what must be kept. Calls `read` only for versions of the history, and raises what `read` raises."""
+    """Return the versions that must be kept. Calls `read` only for versions of the history, and raises its errors."""
     plan = Reachable(state)
     _find_whole_histories(plan, retention, read)
     moments = [moment for snapshot in state.snapshots for moment in _keep_pinned(plan, snapshot, read)]
@@ -254,7 +254,10 @@ def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
 
 
 def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> None:
-    """Add to the plan from which version each stage's history is kept. Receivers first, as they hold up senders."""
+    """Add to the plan, for each stage, the first version of the history that is kept without gaps.
+
+    Receivers come before senders, whose versions they hold up.
+    """
     stages = plan.state.stages
     heads = {stage: stage_state.head for stage, stage_state in stages.items()}
     needed: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
@@ -283,7 +286,7 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
 
 
 def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
-    """Yield the versions from which a stage's history is kept regardless of its readers, each with its reason."""
+    """Yield each version since which a stage's history is kept regardless of its readers, with the reason."""
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:
@@ -314,7 +317,7 @@ def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) 
 
 
 def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manifest | None:
-    """Return the stage's version at a time, None if its whole history is later."""
+    """Return the version that a stage had at a time; None if all of its history is later."""
     stage_state = state.stages[stage]
     return history.newest_where(
         read, lambda _stage: stage_state.first, stage_state.head, lambda at: at.time_ms <= time_ms
@@ -322,7 +325,7 @@ def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manife
 
 
 def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
-    """Return the consistent cut at a time, by version; from the kept moments if the history is not gapless."""
+    """Return the consistent cut at a time, as version numbers; from the kept moments if the history has gaps."""
     at = {
         stage: manifest for stage in state.stages if (manifest := _version_at(state, stage, time_ms, read)) is not None
     }
@@ -365,7 +368,7 @@ def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read
 
 
 def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
-    """Return the moment with the time until which it was the app's state, while its next versions still exist."""
+    """Return the moment with the time until which it was the app's state, if the following versions still exist."""
     for earlier in state.last.moments:
         if earlier.stages == moment.stages:
             return earlier

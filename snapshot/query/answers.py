@@ -1,4 +1,4 @@
-"""SQL at a cut, shared by `query` and bisect so that both get the same result.
+"""SQL at a cut, shared by `query` and bisect so that both return equal results.
 
 Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' address
 (`snapshot.cut.stored.ADDRESS`) and `_receiver`: a channel with two readers has the unread records of each.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 INPUT_PLACES = ("topic", "partition", "offset", "timestamp", "timestampType")
-"""Columns of an input archive that are not masked."""
+"""Columns of an input archive that show a record's location, and so are never masked."""
 _STREAM = "reading the stream registered as '@input "
 
 
@@ -58,11 +58,11 @@ def register_input(
     failed: Callable[[Exception], None],
     cover: Cover,
 ) -> None:
-    """Create the view of an `input()` clause: records before the cut's offsets.
+    """Create the view of an `input()` clause, with the archived records before the cut's offsets.
 
-    The columns are those of `archive.columns.SCHEMA`. `failed` is called with the error if an object turns out to be
-    missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no archive of
-    it).
+    The columns are those of `archive.columns.SCHEMA`. `failed` is called with the error if an object turns out to
+    be missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no
+    archive of it).
     """
     schema, name = clause.view
     con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
@@ -103,7 +103,7 @@ def reading_failed(error: SlackwaterError) -> bool:
 
 
 def in_archive(app: str, error: SlackwaterError) -> Corruption:
-    """Return the error for an archive object that cannot be decoded."""
+    """Convert the error of an archive object that cannot be decoded into one of the app's errors."""
     reason = error.message.partition(_STREAM)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
         f"an input archive of {app!r} is damaged: {reason}",
@@ -122,13 +122,13 @@ def _inputs_of(cut: Cut, topic: str) -> list[Input]:
 
 
 def _extents_before(offsets: Sequence[tuple[int, ...]]) -> Extents:
-    """Return the offsets before the largest of several positions, by partition."""
+    """Return the offsets that come before any of several positions, by partition."""
     ends = map(max, zip_longest(*offsets, fillvalue=0))
     return union(Extent(partition, 0, end) for partition, end in enumerate(ends) if end)
 
 
 def _dataset(archive: Archive, extents: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
-    """Return the archive objects with some of these offsets as a dataset; None if there are none."""
+    """Return the archive objects that have some of these offsets, as an Arrow dataset; None if there are none."""
     # Imports pandas.
     import pyarrow.dataset as ds
 
@@ -185,7 +185,7 @@ def channel_tables(
 
 
 def arrow_of(ddl: str) -> pa.Schema:
-    """Return the columns of a channel, from Spark DDL such as "`name` type, `name` type". Raises `Corruption`."""
+    """Return the Arrow columns of a channel from Spark DDL such as "`name` type, `name` type". Raises `Corruption`."""
     try:
         return schema_of(ddl)
     except ValueError:
@@ -257,7 +257,7 @@ def answer(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A statement with what its answer is made of, as for `answer`."""
+    """Statement with all that is needed to answer it. The fields are parameters of `answer`."""
 
     store: ObjectStore
     cache: SstCache
@@ -305,7 +305,7 @@ class _Asked:
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables named in a statement whose values SQL shows as others (`arrow_types.showable`)."""
+    """Return the tables in a statement with values that SQL must show in another form (`arrow_types.showable`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())

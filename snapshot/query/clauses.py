@@ -54,14 +54,14 @@ class Word(NamedTuple):
     """A token with its position."""
 
     kind: str
-    """`name`, `quoted` (a name in quotes), `string` or `sign`; other kinds only hide their content."""
+    """`name`, `quoted` (a name in quotes), `string` or `sign`. Tokens of other kinds only hide their content."""
     value: str
-    """Names and strings without their quotes."""
+    """Text of the token; names and strings without their quotes."""
     start: int
     end: int
 
     def says(self, word: str) -> bool:
-        """Return True if the token is this word, in any case and not in quotes."""
+        """Return True if the token is this word, unquoted, in upper or lower case."""
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
@@ -69,7 +69,7 @@ class Word(NamedTuple):
 
 
 def words(text: str) -> tuple[Word, ...]:
-    """Return all tokens of a text, without comments. Unclosed quotes extend to the end and have the kind `open`."""
+    """Return all tokens of a text, without comments. An unclosed quote is a token of kind `open` up to the end."""
     tokens: list[Word] = []
     at = 0
     while match := _PATTERN.match(text, at):
@@ -91,7 +91,7 @@ def words(text: str) -> tuple[Word, ...]:
 def bare(sql: str) -> str:
     """Return one statement or condition without surrounding comments and without a final `;`.
 
-    Needed before nesting it in another statement, where a comment at its end would hide what follows.
+    This is needed before the text is nested in another statement: a comment at its end would hide what follows.
     """
     tokens = words(sql)
     end = len(tokens)
@@ -124,7 +124,7 @@ class TableAt:
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view. No other schema begins with `@`; the default alias is the table's name."""
+        """Schema and name of the view. The alias, by default, is the table's name. No other schema begins with `@`."""
         return f"@{self.moment}", self.table
 
 
@@ -134,10 +134,10 @@ class Versions:
 
     table: str
     since: str = ""
-    """Start, in the form of `TableAt.moment`; empty for the beginning of the history."""
+    """First moment, in the form of `TableAt.moment`; empty for the beginning of the history."""
     until: str = "now"
     step: str = ""
-    """Duration of a step, of which only the last version is included; empty for all versions."""
+    """Duration of a step. Only the last version of each step is included; empty for all versions."""
 
     @property
     def view(self) -> tuple[str, str]:
@@ -166,9 +166,9 @@ class Statement:
     """A statement with its clauses."""
 
     sql: str
-    """SQL for DuckDB, with views in place of clauses."""
+    """SQL for DuckDB, in which names of views replace the clauses."""
     rest: str
-    """The original text without the clauses."""
+    """Original text, without the clauses."""
     clauses: tuple[Clause, ...] = ()
 
 
@@ -187,7 +187,7 @@ def understand(sql: str) -> Statement:
 
 
 def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each AT '…', its table included."""
+    """Yield start, end and clause of each `TABLE AT '…'` in the tokens."""
     for number, word in enumerate(tokens):
         if word.kind != "string" or not number or not tokens[number - 1].says("at"):
             continue
@@ -202,7 +202,7 @@ def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
 
 
 def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each versions('…'). A first argument that is not a string is left to DuckDB."""
+    """Yield start, end and clause of each `versions('…')`. Calls without a string as first argument are DuckDB's."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 2 : number + 10]
         if not (word.says("versions") and inside and tokens[number + 1].is_sign("(") and inside[0].kind == "string"):
@@ -216,7 +216,7 @@ def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
 
 
 def _inputs(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each input('…'). An argument that is not a string is left to DuckDB."""
+    """Yield start, end and clause of each `input('…')`. Calls without a string as argument are DuckDB's."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 1 : number + 4]
         if not (word.says("input") and len(inside) == 3 and inside[0].is_sign("(") and inside[1].kind == "string"):
@@ -232,16 +232,16 @@ MAX_VERSIONS = 1_000
 _VERSION = re.compile(r"v\d{1,19}")
 
 OnMoment = Callable[[str, Cut], None]
-"""Called with the ref and the cut of each moment that a statement names."""
+"""Function that is called with the ref and the cut of each moment that a statement names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClauseTable:
-    """Resolved clause: a table at one version or at several."""
+    """Resolved clause: a table at one version or at several versions."""
 
     clause: TableAt | Versions
     cuts: tuple[Cut, ...]
-    """Cuts, oldest first. For `Versions`, cuts of one stage; empty if the table did not exist yet."""
+    """Cuts, oldest first. For `Versions`, each cut has a single stage. Empty if the table did not exist yet."""
     table: Table | None
     """Declared columns; None if no such table is known."""
 
@@ -252,19 +252,19 @@ class Moments:
 
     store: ObjectStore
     app: str
-    """App of moments that name no app."""
+    """App of those moments that do not name an app themselves."""
     now_ms: int
-    """Origin of relative times."""
+    """Time from which relative times are counted."""
     is_steady: bool
-    """True to refuse moments that may change their meaning, for statements that are repeated."""
+    """True to refuse moments that may change their meaning, as in statements that are repeated."""
     on_moment: OnMoment
     _known: dict[str, Cut] = field(default_factory=dict)
     """Cuts by ref."""
 
     def find(self, clauses: Sequence[TableAt | Versions]) -> tuple[ClauseTable, ...]:
-        """Resolve clauses. Clauses that name the same moment get the same cut.
+        """Resolve clauses. Clauses that name one moment get one cut.
 
-        Raises `Usage` (a moment is malformed, or may change its meaning where that is refused; or there are too many
+        Raises `Usage` (a moment is malformed, or may change its meaning while `is_steady` is set; or there are too many
         versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
         """
         return tuple(self._at(clause) if isinstance(clause, TableAt) else self._versions(clause) for clause in clauses)
@@ -274,7 +274,10 @@ class Moments:
         return ClauseTable(clause, (cut,), newest.table if newest is not None else None)
 
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
-        """Return the cut, with current names if only they include the table, and the version with its columns."""
+        """Return the cut and the version that has the table's columns.
+
+        If only the current names include the table, the cut has these names.
+        """
         if table not in cut.tables:
             later = later_stages(self.store, cut)
             cut = cut.under_names_of(later)
@@ -325,8 +328,9 @@ class Moments:
 def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage: str = "") -> str:
     """Return the whole ref for a moment that a user names while working with an app.
 
-    A whole ref is returned unchanged. Otherwise `words` is the part after `@`; `v42` is a version of `stage`, if given.
-    A name that is not a snapshot of the app but another app means that app now. Raises `Usage` (none of these).
+    A whole ref is returned unchanged. Otherwise `words` is the part after `@`; `v42` is a version of `stage`, if
+    given. If the name is not a snapshot of the app but another app, the ref is that app's newest moment. Raises
+    `Usage` (`words` is none of these).
     """
     if "@" in words or "/" in words:
         return words
@@ -340,7 +344,10 @@ def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage
 
 
 def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until: Cut) -> tuple[Manifest, ...]:
-    """Return the version at the start and all later ones that may have different rows; with steps, the last of each."""
+    """Return the version at the start of a clause, and all later versions whose rows may differ.
+
+    If the clause has steps, returns only the last version of each step.
+    """
     last, begin = until.stages.get(stage), since.stages.get(stage)
     if last is None:
         return ()

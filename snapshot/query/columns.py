@@ -1,8 +1,8 @@
 """Rows of a table without SQL: visible columns, parsing of keys, look-ups by key, and the first rows.
 
-A look-up reads the few pages that can hold the row, without a download, a scan or a cache. First rows come in order of
-their hashes, which is the order of SSTs, so the cost follows the number of rows and not the size of the table. Hashes
-are evenly distributed, so a range of hashes is read that should hold about as many rows.
+A look-up reads the few pages that can hold the row, without a download, a scan or a cache. First rows are sorted by
+their hashes, like SSTs, so the cost depends on the number of rows and not on the size of the table. Hashes are evenly
+distributed, so the range of hashes to read can be chosen by the number of rows it should hold.
 """
 
 import json
@@ -33,7 +33,7 @@ from ..cut.moments import having
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""Integers that Arrow and Python parse alike."""
+"""Integers for which Arrow and Python parse text to equal values."""
 _TOO_LARGE = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
@@ -61,17 +61,17 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
 
 
 def visible_schema(table: Table) -> pa.Schema:
-    """Return the visible columns of a table: the key, and the values whose names do not start with `_`."""
+    """Return the visible columns of a table: the key columns, and value columns whose names do not start with `_`."""
     return arrow_schema(visible_columns(table))
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
-    """Parse one key. Raises `Usage` like `parse_keys`."""
+    """Parse one key, given as text or Python values of its columns. Raises the errors of `parse_keys`."""
     return parse_keys(name, table, [key_values])
 
 
 def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.Table:
-    """Return a table with the key columns and one row per key, from text or Python values; None for null.
+    """Return a table with the key columns and one row per key, from text or Python values; None stands for null.
 
     Bytes are given in hexadecimal, a struct as a JSON object with all its fields. `name` is the table's name, for
     errors. Raises `Usage` (wrong number of values, or wrong types).
@@ -94,7 +94,7 @@ def parse_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> pa.
 
 
 def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[object, ...]] | None:
-    """Return the hash of a key and its Python values, for text and integers; None for keys that need `parse_keys`."""
+    """Return the hash and Python values of a key of text and integers; None for keys that need `parse_keys`."""
     if len(values) != len(table.key):
         return None
     parsed: list[str | int | None] = []
@@ -111,7 +111,7 @@ def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[objec
 
 
 def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
-    """Return the hash of each key and its Python values, for keys of any type. Raises `Usage` like `parse_keys`."""
+    """Return the hash of each key and its Python values, for keys of any type. Raises the errors of `parse_keys`."""
     parsed = parse_keys(name, table, keys)
     hashes = hash_keys(parsed, parsed.schema.names).tolist()
     columns = (python_values(column) for column in parsed.columns)
@@ -142,7 +142,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
 
 
 def value_of_json(value: object, kind: pa.DataType) -> object:
-    """Return a value of a type from its JSON form, with text for types that JSON lacks.
+    """Return a value of the type `kind` from its JSON form. Types that JSON lacks are given as text.
 
     Raises `ValueError` and Arrow's errors.
     """
@@ -154,7 +154,7 @@ def value_of_json(value: object, kind: pa.DataType) -> object:
 
 
 def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Parse many values: at once if they are all plain text, else one by one. Raises like `_parse`."""
+    """Parse many values: in one step if all are plain text, else one by one. Raises the errors of `_parse`."""
     plain = [text for text in texts if isinstance(text, str)]
     if not plain or len(plain) < len(texts) or pa.types.is_nested(kind):
         return pa.chunked_array([_parse(value, kind) for value in texts], kind)
@@ -196,11 +196,11 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
 
 
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
-    """Return the row of one key at the cut: the visible columns, one row or none.
+    """Return the row of one key at the cut, with the visible columns; no row if the key has none.
 
-    `key_values` are the values of the key columns in their order, as text or Python values; None for null. A table that
-    was renamed since is found by either name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong number
-    of values, or a value of the wrong type).
+    `key_values` are the values of the key columns in their order, as text or Python values; None for null. A table
+    that was renamed since is found by either name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong
+    number of values, or a value of the wrong type).
     """
     cut = having(store, cut, (table,))
     declared = cut.tables[table].table
@@ -218,7 +218,7 @@ def look_up(
     *,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Return the visible columns of the rows of many keys, in their order, and a flag for each key that has a row.
+    """Return the visible columns of many keys' rows, in the order of the keys, and a flag for each key that has a row.
 
     `keys` is a result of `parse_keys`. For a missing row, all columns but the key are null. The cut must have the
     table. `cache`, `read_ahead` and errors are those of `multi_get`.
@@ -234,7 +234,10 @@ def look_up(
 
 
 def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return some columns of a table's rows, or all if none is named. Raises `NotFound` with the nearest name."""
+    """Return the named columns of a table's rows, or all columns if `names` is empty.
+
+    Raises `NotFound` with the nearest name.
+    """
     check_columns(table, rows.schema.names, names)
     return rows.select(names) if names else rows
 
@@ -250,22 +253,22 @@ FIRST = -(1 << 63)
 """Lowest hash."""
 _LAST = (1 << 63) - 1
 _AHEAD = 2
-"""Factor on the number of rows that a hash range should hold: some rows share a key, and ranges end within pages."""
+"""Factor on the number of rows in a hash range, since keys may have several rows, and ranges end within pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """Consecutive rows."""
+    """Consecutive rows of a table, in the order of their hashes."""
 
     rows: pa.Table
-    """Visible columns."""
+    """Rows with the visible columns."""
     hashes: npt.NDArray[np.int64]
     """Hash of each row, ascending."""
     next_hash: int | None
-    """Hash at which the next rows start; None at the end of the table."""
+    """Hash at which the next rows start; None if no rows follow."""
 
     def below(self, end: int | None) -> "FirstRows":
-        """Return the rows whose hash is below `end`, where the next rows then start; all rows for None."""
+        """Return the rows whose hash is below `end`; the next rows then start at `end`. None returns all rows."""
         if end is None or (self.next_hash is not None and self.next_hash <= end):
             return self
         count = int(np.searchsorted(self.hashes, end))
@@ -275,7 +278,7 @@ class FirstRows:
 def first_rows(
     store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, limit: int, start: int = FIRST
 ) -> FirstRows:
-    """Return the first `limit` rows of a table from hash `start` on; more if several share the last hash.
+    """Return the first `limit` rows of a table whose hash is `start` or higher; more if several share the last hash.
 
     The cut must have the table.
     """
@@ -313,7 +316,11 @@ def first_rows(
 
 
 def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield state partitions with hash ranges that should hold `_AHEAD` times `limit` rows, doubled in each range."""
+    """Yield state partitions, each with a range of hashes to read next.
+
+    The first range of a partition should hold `_AHEAD` times `limit` rows, and each further range twice as many as
+    the one before.
+    """
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101
     partitions = manifest.table.partitions

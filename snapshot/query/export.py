@@ -25,10 +25,10 @@ from .columns import visible_schema
 from .sql import empty_database
 
 ABOUT = "_slackwater"
-"""Name of the table that describes the others. No stage can have this name."""
+"""Name of the table that describes the exported tables. No stage can have this name."""
 
 ENDINGS = (".duckdb", ".ddb", ".db")
-"""File name endings of DuckDB files, by which a file is told from a folder (`operations.exchange`)."""
+"""File name endings of DuckDB files, which distinguish a file from a folder (`operations.exchange`)."""
 _FILE = "exported"
 _FORMAT = "v1.0.0"
 """DuckDB's storage format: that of its first stable release, which all later clients read."""
@@ -41,7 +41,7 @@ class Exported:
     path: Path
     bytes: int
     rows: Mapping[str, int]
-    """Number of rows by table. `versions` is by table as well."""
+    """Number of rows by table. (`versions` is by table, too.)"""
     versions: Mapping[str, int]
 
 
@@ -85,7 +85,7 @@ def export(
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Raise `Refused` if the file exists, unless `force`, or if its folder does not."""
+    """Raise `Refused` if the folder does not exist, or if the file exists and `force` is not set."""
     check_folder(path, "file")
     if path.is_dir():
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
@@ -106,7 +106,7 @@ def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
-    """Write a table of a cut to the file of a connection, and return its number of rows. Raises like `export`."""
+    """Write a table of a cut to a connection's file, and return its number of rows. Raises the errors of `export`."""
     duckdb_view.register(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
     return _copy_table(con, name)
 
@@ -144,17 +144,17 @@ _HINT = "`slackwater export REF out.duckdb` writes the same tables to a file tha
 
 
 def check_page() -> None:
-    """Check that DuckDB's web UI is available, before a file is written for it. Raises `Unavailable`."""
+    """Check that DuckDB's web UI can be loaded, before a file is written for it. Raises `Unavailable`."""
     with closing(duckdb.connect()) as con:
         load(con)
 
 
 @contextmanager
 def page(path: Path) -> Iterator[str]:
-    """Serve DuckDB's web UI over a DuckDB file, opened in the user's browser if there is one. Yields DuckDB's message.
+    """Serve DuckDB's web UI over a DuckDB file, and open it in the user's browser if any. Yields DuckDB's message.
 
-    This process serves the UI to this machine only, until the end of the block. Raises `Unavailable` (the extension
-    cannot be loaded, or the UI does not start).
+    The UI is reachable from this machine only, and is served until the end of the block. Raises `Unavailable` (the
+    extension cannot be loaded, or the UI does not start).
     """
     with closing(duckdb.connect(str(path))) as con:
         load(con)
@@ -169,7 +169,7 @@ def page(path: Path) -> Iterator[str]:
 
 
 def load(con: duckdb.DuckDBPyConnection) -> None:
-    """Load the extension `ui` into a connection: from this machine, else from DuckDB's servers.
+    """Load the extension `ui` into a connection. It is downloaded from DuckDB's servers unless it is on this machine.
 
     Raises `Unavailable` (it is not on this machine, and cannot be downloaded).
     """

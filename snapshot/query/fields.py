@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ...errors import Usage
 
 RECORD = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
-"""First names that mean a part of a topic's record; any other name is a field of its value."""
+"""First names of a field that mean a part of a topic's record. Any other name means a field of the record's value."""
 ANY, NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")
@@ -37,7 +37,7 @@ class Field:
 
     @classmethod
     def of(cls, text: str, *, of_row: bool = False) -> "Field":
-        """Parse a field from its text; `of_row` for rows between stages. Raises `Usage` (not a field)."""
+        """Parse a field from its text; with `of_row`, a field of a row between stages. Raises `Usage` (not a field)."""
         path, at, steps = text.removeprefix("$"), 0, list[str]()
         while at < len(path):
             step = _STEP.match(path, at)
@@ -64,7 +64,7 @@ class Field:
         return f"${below}"
 
     def below(self, steps: Sequence[str]) -> "Field":
-        """Return the field with further steps."""
+        """Return the field that is reached by further steps."""
         return Field(self.column, (*self.steps, *steps))
 
 
@@ -74,17 +74,17 @@ def _bracketed(step: str) -> str:
 
 
 class Properties(list[tuple[str, Any]]):
-    """A JSON object: properties in their order, with duplicate names."""
+    """JSON object as a list of its properties, in their order and with duplicate names."""
 
 
 class Number(str):
-    """A JSON number in its original spelling."""
+    """JSON number in its original spelling."""
 
     __slots__ = ()
 
 
 class Unreadable(Exception):
-    """Bytes or text that cannot be parsed."""
+    """Error for bytes or text that cannot be parsed."""
 
 
 _JSON = json.JSONDecoder(
@@ -100,7 +100,7 @@ def as_text(data: bytes | str) -> str:
 
 
 def parsed(data: bytes | str) -> tuple[Any, bool]:
-    """Parse JSON as lists, `Properties`, `Number` and plain values. Returns True if all of the text could be parsed.
+    """Return parsed JSON as lists, `Properties`, `Number` and plain values; and True if all of the text was parsed.
 
     Accepts single quotes and several values in sequence, like Spark's functions. Raises `Unreadable` if not even a
     first value can be parsed.
@@ -116,7 +116,7 @@ def parsed(data: bytes | str) -> tuple[Any, bool]:
 
 
 def _values(text: str) -> tuple[list[Any], bool]:
-    """Return the values in sequence in a text, up to the first invalid one, and True if all were valid."""
+    """Return the values that a text has in sequence, up to the first invalid one; and True if all were valid."""
     values, at = list[Any](), 0
     try:
         while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
@@ -135,9 +135,9 @@ def _with_double_quotes(quoted: re.Match[str]) -> str:
 
 
 def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
-    """Yield the values of a field in parsed JSON: text, numbers and booleans, no nulls and no objects.
+    """Yield the values of a field in parsed JSON: text, numbers and booleans, without nulls and objects.
 
-    Raises `Unreadable` for text that the field continues in, and that begins like JSON but is invalid.
+    Raises `Unreadable` if the field continues inside a text that begins like JSON but is invalid.
     """
     if isinstance(value, list) and not isinstance(value, Properties):
         for element in value:
@@ -163,7 +163,7 @@ def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
 
 
 def all_leaves(value: Any) -> Iterator[Any]:
-    """Yield all text in parsed JSON, including property names, and text inside of JSON in text."""
+    """Yield all text in parsed JSON: values, property names, and the text of JSON that is nested in a text."""
     if isinstance(value, Properties):
         for name, below in value:
             yield name
@@ -182,13 +182,13 @@ def all_leaves(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Values of a field in some records, with the record's position for each value."""
+    """Values of a field in some records, and for each value the position of its record."""
 
     values: pa.Array
     """Values without nulls."""
     rows: Rows
     below: tuple[str, ...] = ()
-    """Remaining steps, if the values are text or bytes that the field continues in; else empty."""
+    """Steps of the field that continue inside these values, if they are text or bytes; else empty."""
 
 
 def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -199,7 +199,7 @@ def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows | None = None) -> Iterator[Leaves]:
-    """Yield the values of a field in a column; `steps` start inside of the column."""
+    """Yield the values of a field in a column. `steps` are the field's steps below the column."""
     values = one_array(values)
     rows = np.arange(len(values)) if rows is None else rows
     if values.null_count:
@@ -262,7 +262,7 @@ def _map_leaves(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator
 
 
 def of_record(rows: pa.Table, field: Field) -> Iterator[Leaves]:
-    """Yield the values of a field of records, at any depth; none if the records lack its column."""
+    """Yield the values of a field of records, at any depth; no values if the records lack the field's column."""
     if field.column not in rows.column_names:
         return
     column = rows[field.column]

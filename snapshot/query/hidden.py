@@ -1,8 +1,8 @@
 """Pseudonyms in place of values, for statements of users who may not see values.
 
-Each column of a view becomes one of UUIDs, computed from the values with a secret before the statement sees them. Equal
-values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB compares
-UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
+Each column of a view becomes a column of UUIDs, computed from the values with a secret before the statement sees them.
+Equal values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB
+compares UUIDs only with UUIDs, and has no arithmetic and no function on a UUID that reveals the value.
 """
 
 import re
@@ -25,25 +25,25 @@ from ...store.read.duckdb_view import quoted
 from ...store.sst.arrow_types import hexadecimal, python_values
 
 NAME = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-"""Regular expression of pseudonyms. No UUID that a program generates begins like this."""
+"""Regular expression of pseudonyms. No UUID that a program generates begins like a pseudonym."""
 _BEGIN = "00000000-"
 _BEHIND = re.compile(r"[0-9a-f]{32} ")
 _REMEMBERED = 50_000
-"""Number of pseudonyms that can be translated back, the newest ones."""
+"""Number of newest pseudonyms that can be translated back to their values."""
 _REMEMBERED_BYTES = 1_000
-"""Maximum size of a value that is remembered."""
+"""Maximum size in bytes of a value that is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Pseudonyms by one secret, and the values of the newest ones. Thread-safe."""
+    """Pseudonyms by one secret. The values behind the newest pseudonyms are remembered. Thread-safe."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
     lock: Lock = field(default_factory=Lock)
 
     def name(self, value: object) -> str | None:
-        """Return the pseudonym of a value, in which bytes are hexadecimal; None for null."""
+        """Return the pseudonym of a value; None for null. Bytes must be given in hexadecimal."""
         if value is None:
             return None
         value = hexadecimal(value)
@@ -56,7 +56,7 @@ class Names:
         return name
 
     def named(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Return the pseudonyms of the values of a column."""
+        """Return the pseudonyms of all values of a column."""
         try:
             return pa.array(map(self.name, python_values(column)), pa.string())
         except Exception:
@@ -64,13 +64,13 @@ class Names:
             raise ValueError("a value cannot be named") from None
 
     def known(self, rows: pa.Table) -> dict[str, object]:
-        """Return the values of the pseudonyms in these rows, as far as they are remembered."""
+        """Return the remembered values behind the pseudonyms in these rows, by pseudonym."""
         texts = {text for column in rows.columns if pa.types.is_string(column.type) for text in column.to_pylist()}
         with self.lock:
             return {name: self.values[name] for name in texts if name is not None and name in self.values}
 
     def learn(self, named: Mapping[str, object]) -> None:
-        """Add pseudonyms that another process remembers."""
+        """Add pseudonyms, with their values, that another process remembers."""
         with self.lock:
             self.values.update(named)
 
@@ -94,12 +94,12 @@ class Names:
 
 @lru_cache(maxsize=100)
 def names_of(secret: bytes) -> Names:
-    """Return this process's pseudonyms of a secret."""
+    """Return this process's `Names` for a secret."""
     return Names(secret)
 
 
 def is_behind(table: str) -> bool:
-    """Return True if a table is the hidden base of a view."""
+    """Return True if a table is the hidden table behind a view."""
     return _BEHIND.match(table) is not None
 
 
@@ -128,9 +128,10 @@ class Cover:
         *,
         texts: bool = False,
     ) -> tuple[str, str]:
-        """Return the SELECT list of such a view, by column name and type, and its ORDER BY clause.
+        """Return the SELECT list of a view, given the columns' types by name, and its ORDER BY clause.
 
-        `shown` are columns without values; with `texts`, bytes are decoded as text if possible.
+        `shown` are columns that are not hidden, since they reveal no values. With `texts`, bytes are decoded as text if
+        possible.
         """
         if self._names is None:
             return "*", ""
@@ -168,7 +169,7 @@ class Cover:
 
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return bytes decoded as text, like keys of records in tables; hexadecimal if they are not UTF-8."""
+    """Return bytes decoded as text, like keys of records in tables; bytes that are not UTF-8 in hexadecimal."""
     return pa.array([None if data is None else _utf8_or_hex(data) for data in column.to_pylist()], pa.string())
 
 
@@ -181,7 +182,7 @@ def _utf8_or_hex(data: bytes) -> str:
 
 
 def _canonical(value: object) -> bytes:
-    """Return the same bytes for values that SQL treats as equal: numbers of any type, times in any zone."""
+    """Return bytes that are equal for values that SQL treats as equal: numbers of any type, times in any zone."""
     match value:
         case bool():
             return b"b%d" % value

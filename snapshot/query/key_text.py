@@ -1,9 +1,9 @@
 r"""Text form of a key, for the command line, HTTP, agents and files of keys, in both directions.
 
 A value of one column is written as its text: a string as it is, even if empty; numbers, dates and times as in SQL;
-`true`; bytes in hexadecimal; a struct as a JSON object with all its fields. Null is `\N`, and a string of this form
-gets one more backslash: `\\N` is the string `\N`. The text of several columns is a JSON array, in which null is null
-and strings need no backslash.
+`true`; bytes in hexadecimal; a struct as a JSON object with all its fields. Null is `\N`. A string that looks like
+this gets one more backslash: `\\N` is the string `\N`. The text of several columns is a JSON array, in which null is
+null and strings need no backslash.
 """
 
 import json
@@ -19,7 +19,7 @@ _LIKE_NULL = re.compile(r"\\+N")
 
 
 def value_of(text: str) -> str | None:
-    r"""Return the value of one key column from its text, in the form that `parse_keys` takes: None for `\N`."""
+    r"""Return the value of one key column, parsed from text to the form that `parse_keys` takes: None for `\N`."""
     return None if text == NULL else text[1:] if _LIKE_NULL.fullmatch(text) else text
 
 
@@ -37,7 +37,7 @@ def text_of(value: object) -> str:
 
 
 def key_of(name: str, table: Table, text: str) -> Sequence[object]:
-    """Return the values of a key from one text: for several columns a JSON array. Raises `Usage` (not an array)."""
+    """Return the values of a key from one text, a JSON array for several columns. Raises `Usage` (not an array)."""
     if len(table.key) == 1:
         return (value_of(text),)
     try:
@@ -61,7 +61,7 @@ def text_of_key(values: Sequence[object]) -> str:
 
 
 def _for_json(value: Any, *, within: bool = True) -> Any:
-    """Return a value as JSON has it, with text for numbers and times that JSON lacks."""
+    """Return a value in a form that JSON can represent: numbers and times that JSON lacks become text."""
     match value:
         case None | str():
             return value

@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in the order of its line, and whether they can be replayed."""
+"""Log of an app: versions of all stages in the order of the app's line, and whether they can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ from ..cut.moments import heads_of, newest, stages_of
 from ..cut.stored import list_snapshots
 
 _CLOCK_SLACK_MS = 3_600_000
-"""Assumed maximum difference between the clocks of storage and writers, for finding snapshots of versions."""
+"""Assumed maximum difference between the clocks of storage and of writers, for the search for a version's snapshots."""
 
 
 class Remaining(NamedTuple):
-    """Offsets of an input's topic that can still be read."""
+    """Offsets of an input's topic that Kafka or the input archive still has."""
 
     starts: tuple[int, ...] = ()
     """First offset by partition from which Kafka or the input archive has everything; empty if nothing is left."""
@@ -30,7 +30,7 @@ class Remaining(NamedTuple):
     """True if the topic was deleted and recreated."""
 
     def has(self, partition: int, offset: int) -> bool:
-        """Return True if all records of a partition from this offset on still exist."""
+        """Return True if all records of a partition, beginning with this offset, still exist."""
         return partition < len(self.starts) and self.starts[partition] <= offset
 
 
@@ -61,26 +61,29 @@ class LogEntry:
     rows_out: int
     """Rows written to channels and sinks, without the table's changes."""
     windows: tuple[Window, ...]
-    """Offsets read from each input partition; empty ranges left out."""
+    """Offsets read from each input partition. Empty ranges are left out."""
     lost: dict[str, Lost]
-    """By input, records that a claim skipped because Kafka did not have them any more."""
+    """Records that a claim skipped because Kafka no longer had them, by input."""
     duration_ms: int
     snapshots: tuple[str, ...]
     """Names of the snapshots that include this version."""
     epoch: int
     by: str
     thinned: tuple[int, int] | None = None
-    """First and last of the versions right before this one, if they were thinned out and cannot be restored."""
+    """First and last number of the versions directly before this one that were thinned out and cannot be restored.
+
+    None if there are no such versions.
+    """
     added: tuple[str, ...] = ()
-    """For a migration, the columns that the table has since this version."""
+    """For a migration: the columns that it added to the table."""
     renamed: str = ""
-    """Other name of a renamed stage: the new name at the last version, the old name at the first under the new name."""
+    """Other name of a renamed stage: the new one at its last version, the old one at the first under the new name."""
     watermark_ms: int | None = None
     """Watermark of the stage at this version; None if it has none."""
     deployed: str = ""
-    """For a claim by a different program: its file, with the checksum."""
+    """For a claim by a changed program: the file of the program, with its checksum."""
     edited: str = ""
-    """For an edit: the statement, or the source of the rows."""
+    """For an edit: its SQL statement, or the source of its rows."""
     rewound: int | None = None
     """For a rewind: the version whose content it restores; 0 for the empty state."""
     reset: tuple[str, ...] = ()
@@ -96,10 +99,10 @@ class LogEntry:
 def entries(
     store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: RemainingOf | None = None
 ) -> tuple[LogEntry, ...]:
-    """Return the newest `limit` versions of the app (0 for all), or of one stage, newest first.
+    """Return the newest `limit` versions of the app, or of one stage, newest first; 0 for all.
 
-    Where old versions were collected, the remaining ones follow. Reads the manifests shown, one more per stage, and the
-    snapshots written since the oldest of them. `held_of` checks what can still be read of an input.
+    If old versions were collected, the remaining ones follow. Reads the manifests shown, one more per stage, and
+    the snapshots written since the oldest of them. `held_of` returns what can still be read of an input.
 
     Raises `NotFound` (no such app or stage).
     """
@@ -167,14 +170,14 @@ def _entry(
 def _remaining_input(
     manifest: Manifest, windows: Sequence[Window], held_of: RemainingOf
 ) -> tuple[bool, tuple[str, ...]]:
-    """Return True if all of a version's input still exists, and its topics that were deleted and recreated since."""
+    """Return True if all of a version's input still exists; and its input topics that were recreated since."""
     remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
     replaced = (topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
     return all(remaining[window.topic].has(window.partition, window.start) for window in windows), tuple(replaced)
 
 
 def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
-    """Return the program of a claim if the version before had another one; else empty."""
+    """Return the program of a claim if the previous version had another program; else empty."""
     program, previous = manifest.program, earlier.program if earlier is not None else None
     if not manifest.traits.claims or program is None or previous is None or program.checksum == previous.checksum:
         return ""
@@ -182,7 +185,7 @@ def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
 
 
 def _resets(manifest: Manifest) -> tuple[str, ...]:
-    """Return the offsets of partitions that this version has reset, as in `flights[0] 42 to 17`."""
+    """Return the changed offsets of partitions that this version has reset, as in `flights[0] 42 to 17`."""
     return tuple(
         f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
         for _, source in sorted(manifest.inputs.items())

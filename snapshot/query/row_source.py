@@ -1,8 +1,8 @@
 """Rows from any source that DuckDB reads (a file, several files, or a query), as the columns of a table.
 
-A value is converted if its type has the same values in another size or layout, and none is lost: an integer to a wider
-type, or to a narrower one that holds it; a decimal to a double. A number is not converted to text, and a time without
-a zone not to one with a zone, since the meaning is unclear. The user can cast in SQL.
+A value is converted if the target type represents exactly this value in another size or layout: an integer as a wider
+type, or as a narrower one that can hold it; a decimal as a double. A number is not converted to text, nor a time
+without a zone to a time with a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ class RowSource:
     """Source of rows: either a file or a query. Raises `Usage` if both or neither is given."""
 
     file: str = ""
-    """Argument of DuckDB's `FROM 'file'`: Parquet, CSV or JSON, also a pattern (`rows/*.parquet`) or a URL."""
+    """Argument of DuckDB's `FROM 'file'`: a Parquet, CSV or JSON file, a pattern (`rows/*.parquet`) or a URL."""
     sql: str = ""
-    """Query; statements before it, such as `ATTACH`, are run first."""
+    """Query that returns the rows. Statements before it, such as `ATTACH`, are run first."""
     only_files: bool = False
-    """True if a query is not an alternative: for an edit, `--sql` is the statement that changes rows."""
+    """True if the source may only be a file, not a query: for an edit, `--sql` is the statement that changes rows."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -57,7 +57,7 @@ class RowSource:
 
 @contextmanager
 def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
-    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source says otherwise.
+    """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source has a zone.
 
     Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
     """
@@ -105,7 +105,7 @@ def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
 
 
 def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
-    """Return the rows with exactly the table's columns, key first. Their schema must have passed `check`.
+    """Return the rows with exactly the table's columns, key first. The schema of the rows must have passed `check`.
 
     Raises:
         Refused: a value does not fit its declared type, or a key is null; with examples.
@@ -160,7 +160,7 @@ def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
 
 
 def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
-    """Return True if values of one type are converted to another type where they fit."""
+    """Return True if values of the type `actual` are converted to the type `declared`, as far as they fit."""
     of = pa.types
     if of.is_null(actual):
         return True
@@ -180,7 +180,7 @@ def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _is_nested_alike(actual: pa.DataType, declared: pa.DataType) -> bool:
-    """Return True if a type is nested as another one, with values that are converted to those of the other."""
+    """Return True if two types are nested in the same way, and the inner values can be converted."""
     of = pa.types
     if of.is_struct(declared):
         names = [field.name for field in declared]

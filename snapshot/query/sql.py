@@ -35,9 +35,9 @@ SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that looks them up."""
 
 VERSIONS = ("_version", "_committed_at")
-"""Columns of a table at several versions that are not masked."""
+"""Columns that a table at several versions has in addition. They are never masked."""
 PLACES = (*ADDRESS, "_receiver")
-"""Columns of in-flight records that are not masked."""
+"""Columns that in-flight records have in addition to the channel's columns. They are never masked."""
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. DuckDB reports a PIVOT as MULTI."""
@@ -61,11 +61,11 @@ class Bounds:
     max_bytes: int = 64 << 20
     """Maximum size of the returned rows."""
     tables: frozenset[str] | None = None
-    """Visible tables; None for all, with in-flight and archived records."""
+    """Tables that are visible; None for all tables, in-flight records and archived records."""
     app: str = ""
-    """Only app whose moments a statement may name; empty for any."""
+    """The only app whose moments a statement may name; empty for any."""
     secret: bytes = b""
-    """Secret of the pseudonyms shown instead of values (`hidden`); empty if values are shown."""
+    """Secret of the pseudonyms that are shown instead of values (`hidden`); empty if values are shown."""
 
     def allows(self, table: str) -> bool:
         """Return True if a table is visible."""
@@ -77,7 +77,7 @@ class Bounds:
             raise NotFound("app", app, {self.app})
 
     def check(self, statement: Statement) -> None:
-        """Raise `Usage` if a statement uses something of the machine, and `NotFound` for a hidden table."""
+        """Raise `Usage` if a statement uses files or settings of the machine, and `NotFound` for a hidden table."""
         for word in words(statement.sql):
             name = word.value.casefold()
             if word.kind in ("name", "quoted") and (name in _OF_THE_MACHINE or name.startswith(_ABOUT_DUCKDB)):
@@ -112,7 +112,10 @@ _OF_THE_MACHINE = frozenset(
     | {"destroy_external_resource"}
 )
 _ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
-"""Prefixes of functions that show settings or files behind views, or read files. Refused in addition to the locks."""
+"""Prefixes of functions that show settings or the files behind views, or read files.
+
+Such functions are refused, in addition to DuckDB's own locks.
+"""
 
 
 def names_channels(sql: str) -> bool:
@@ -180,7 +183,7 @@ def connect(
 
 
 def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: Cover) -> None:
-    """Create the views of the channels' in-flight records."""
+    """Create a view of the in-flight records of each channel."""
     con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
     for number, (name, rows) in enumerate(channels.items()):
         view, behind = f"{SCHEMA_NAME}.{quoted(name)}", cover.behind(f"_channel_{number}")
@@ -208,10 +211,10 @@ def empty_database() -> duckdb.DuckDBPyConnection:
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """Return the tables that decide what a statement returns: those it names, or all if it may name them indirectly.
+    """Return the tables that decide a statement's result: those it names, or all if it may name tables indirectly.
 
-    The others need not be opened, so damage to them does not matter. With `or_all`, a statement that names none reads
-    all.
+    The other tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
+    table is taken to read all.
     """
     text = sql.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
@@ -229,10 +232,10 @@ def run_query(
 ) -> pa.Table:
     """Return the rows of one reading statement, at most `max_rows` if given.
 
-    `hint` suggests what to do instead of a statement that writes. Raises `Usage` (the SQL is wrong in DuckDB's words,
+    `hint` suggests an alternative to a statement that writes. Raises `Usage` (the SQL is wrong in DuckDB's words,
     is not exactly one statement, or does not only read), `NotFound` (a table or column does not exist; names the
-    nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a bound
-    was exceeded).
+    nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a
+    bound was exceeded).
     """
     statement = reading_statement(con, sql, hint=hint)
     try:
@@ -305,19 +308,19 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _
 
 
 def is_condition(sql: str) -> bool:
-    """Return True if a text is a condition, as after WHERE, and not a statement. Raises `Usage` like `understand`."""
+    """Return True if a text is a condition, as after WHERE, and not a statement. Raises the errors of `understand`."""
     return not is_statement(sql) and is_statement(f"SELECT ({bare(sql)})", most=1)
 
 
 def is_statement(sql: str, *, most: int = 1_000) -> bool:
-    """Return True if DuckDB can parse a text as up to `most` statements. Raises `Usage` like `understand`."""
+    """Return True if DuckDB can parse a text as up to `most` statements. Raises the errors of `understand`."""
     with duckdb.connect() as con, suppress(duckdb.Error):
         return 0 < len(con.extract_statements(understand(sql).sql)) <= most
     return False
 
 
 def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
-    """Return DuckDB's error as one of ours: `Usage`, `NotFound` with the nearest name, or `SlackwaterError`."""
+    """Return the error to raise for a DuckDB error: `Usage`, `NotFound` with the nearest name, or `SlackwaterError`."""
     message, query = str(error).strip(), f"query: {sql.strip()}"
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(message)):
         return NotFound("table", match[1], _columns(con), hint=query)
@@ -351,7 +354,7 @@ def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
 def register(
     con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable, cover: Cover
 ) -> frozenset[Path]:
-    """Create the view of a clause, or none for an unknown table. Returns the files that the view reads.
+    """Create the view of a clause, unless its table is unknown. Returns the files that the view reads.
 
     At several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
     """

@@ -40,14 +40,14 @@ _MOST_SEARCHES = 60
 """Maximum number of binary searches for deploys and migrations; a narrower time range shows the others."""
 _KNOWN, _KNOWN_NOTES = 100_000, 2_000
 _SAME_MS = 10_000
-"""Commits of several stages within this time and for the same reason become one mark."""
+"""Maximum time between commits of several stages that become one mark, if their reason is the same."""
 _NOT_SHOWN = ("snapshot", "token", "export", "protect", "watch", "archive")
-"""Groups of operations that do not change state, or that have other marks."""
+"""Groups of operations without a mark of their own: they do not change state, or are shown by other marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPoint:
-    """One version as a point."""
+    """Version that is shown as a point on the time line."""
 
     stage: str
     version: int
@@ -56,20 +56,20 @@ class CommitPoint:
     rows: int
     """Number of rows that the version read."""
     program: str
-    """Checksum of the program that declares the stage; empty if the program was not a file."""
+    """Checksum of the program that declares the stage; empty if the program was not in a file."""
     migration: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A notable event."""
+    """Notable event on the time line."""
 
     kind: MarkKind
     time_ms: int
     label: str
-    """Name of a snapshot, an operation, or a program."""
+    """Text of the mark: the name of a snapshot, an operation, or a program."""
     stage: str = ""
-    """Stage of `version`; empty for a snapshot."""
+    """Stage that `version` belongs to; empty for a snapshot."""
     version: int = 0
     by: str = ""
     why: str = ""
@@ -77,11 +77,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ThinnedLine:
-    """Part of the line, or all of it."""
+    """Commits of an app in a time range, as points: all of them, or a selection."""
 
     app: str
     commits: int
-    """Number of commits."""
+    """Number of commits in the time range."""
     points: tuple[CommitPoint, ...]
     """Points, oldest first: all commits, or as many as requested, including the first and last of each stage."""
     marks: tuple[Mark, ...]
@@ -89,14 +89,14 @@ class ThinnedLine:
 
     @property
     def is_whole(self) -> bool:
-        """True if each commit has a point."""
+        """True if every commit is shown as a point."""
         return len(self.points) == self.commits
 
 
 # By store, and by the app's creation time, since an app's name may be reused.
 _known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _known_notes: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
-"""Snapshots and operations, by key and modification time, since a name may be reused."""
+"""Snapshots and operations that were read, by key and modification time, since a name may be reused."""
 _lock = Lock()
 
 
@@ -161,7 +161,7 @@ def _span(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range
 
 
 def _choose(span: range, count: int) -> list[int]:
-    """Return about `count` numbers of a range: its ends, and multiples of a power of two."""
+    """Return about `count` numbers of a range: its ends, and the multiples of a power of two in between."""
     if len(span) <= count:
         return list(span)
     step = 1 << (-(-len(span) // count) - 1).bit_length()
@@ -204,7 +204,7 @@ def _deploy_marks(points: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
 def _first_changed(
     before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[CommitPoint], object]
 ) -> CommitPoint:
-    """Return the first version after `before`, up to `after`, for which `of` returns another value."""
+    """Return the first version after `before`, up to `after`, for which `of` has another value than for `before`."""
     low, high, old_value, first_changed = before.version, after.version, of(before), after
     while high - low > 1:
         middle = (low + high) // 2
@@ -262,7 +262,7 @@ def _operation_marks(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]
 
 
 def _merge_marks(marks: Iterable[Mark]) -> Iterator[Mark]:
-    """Merge the marks of one migration or deploy: those of several stages, and the mark of its operation."""
+    """Return the marks with one mark per migration or deploy, instead of one per stage and one for the operation."""
     merged: list[Mark] = []
     # Operations first, as their labels say the most.
     for mark in sorted(marks, key=lambda mark: (mark.kind != "operation", mark.time_ms)):

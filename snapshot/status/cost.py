@@ -19,30 +19,30 @@ from ..cut.graph import order
 
 @dataclass(frozen=True, slots=True)
 class StageUsage:
-    """Usage of one stage, and its stored bytes. SSTs of the app that this one is a clone of are not counted."""
+    """Usage of one stage, and its stored bytes. If the app is a clone, the SSTs of its source are not counted."""
 
     head: Manifest
     versions: int
     """Number of versions in the period; 0 if none was committed."""
     taken: Stats
-    """Requests, bytes and time of these versions."""
+    """Requests, bytes and time that these versions took."""
     table_bytes: int
     """Size of the SSTs of the newest version."""
     sst_bytes: int
-    """Size of all SSTs of the gapless history: those of its first version, and every one written since."""
+    """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
     stored_bytes: int
-    """Size of all stored objects: `sst_bytes`, plus manifests and everything else written since, including orphans."""
+    """Size of all stored objects: `sst_bytes`, and all other objects written since, including manifests and orphans."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Cost of one stage, or the total. Requests and bytes are per hour of running."""
+    """Cost of one stage, or of all stages. Requests and bytes are per hour of running."""
 
     stage: str
     versions: int
     """Number of newest versions that are counted."""
     counted_ms: int
-    """Time that these versions cover; 0 if none was committed lately, and then all rates are 0."""
+    """Time that the counted versions cover; 0 if none was committed lately, and all rates are 0 then."""
     gets: int
     puts: int
     lists: int
@@ -54,13 +54,13 @@ class StageCost:
     sst_bytes: int
     """Size of the SSTs of all versions of the gapless history."""
     stored_bytes: int
-    """Billed bytes: SSTs, manifests and everything else written meanwhile."""
+    """Bytes that S3 bills: SSTs, manifests and all other objects written since its first version."""
     requests_cost: float
-    """Cost of the requests per month; the other costs are per month as well."""
+    """Price of the requests per month. The other costs are per month as well."""
     traffic_cost: float
     storage_cost: float
     monthly_cost: float
-    """Sum of the three costs."""
+    """Sum of the three monthly costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class AppCost:
 
 
 def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
-    """Return the cost of an app, by the versions committed after `since_ms` and its stored bytes.
+    """Return the cost of an app: that of versions committed after `since_ms`, and of the stored bytes.
 
     Raises `NotFound` (no such app).
     """
@@ -99,10 +99,10 @@ def _stage(name: str, usage: StageUsage, prices: Prices) -> StageCost:
 
 
 def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
-    """Return the usage of a stage by versions committed after `since_ms`; None if it has no version.
+    """Return the usage of a stage by versions committed after `since_ms`; None if the stage has no version.
 
-    A version covers the time since the previous one, so the first may begin before `since_ms`. Takes the requests of
-    `history.latest_at` and `history.first_version`, and a read.
+    A version's usage covers the time since the previous version, so it may begin before `since_ms`. Takes the
+    requests of `history.latest_at` and `history.first_version`, and a read.
     """
     head = history.head(store, app, stage)
     if head is None:
@@ -119,15 +119,15 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
 
 
 def hourly(usage: Stats) -> Stats | None:
-    """Return the usage per hour of running; None if no time was counted."""
+    """Return the usage per hour of running; None if the usage covers no time."""
     return Stats(*(round(number * HOUR_MS / usage.ms) for number in astuple(usage))) if usage.ms else None
 
 
 def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
     """Return the number of newest versions that are counted, and their usage. One request.
 
-    That is `versions`, or the whole history if fewer are left. Raises `Corruption` (the version before these is
-    unreadable) and `Unavailable`.
+    The number is `versions`, or less if the history has fewer versions. Raises `Corruption` (the version before
+    these is unreadable) and `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

@@ -1,4 +1,4 @@
-"""Overview of an app from the newest versions of its stages alone: lags, tables, input archives, replicas.
+"""Overview of an app, from no more than the newest versions of its stages: lags, tables, input archives, replicas.
 
 A few requests per stage; no state is read. The number of keys is therefore an upper bound. The lag of a stage behind
 its inputs follows from manifests and the end offsets of topics.
@@ -32,15 +32,15 @@ from ..under_way import runners
 from .cost import recent
 
 EndsOf = Callable[[Input], tuple[int, ...] | None]
-"""Function from an input to the end offsets of its topic, by partition; None if unknown or if recreated."""
+"""Function from an input to the end offsets of its topic, by partition; None if unknown, or for a recreated topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLag:
-    """Lag of one input of a stage. None means unknown."""
+    """Lag of one input of a stage. A field of None is unknown."""
 
     name: str
-    """Declared name."""
+    """Declared name of the input."""
     topic: str
     upstream: str
     """Stage that writes the topic; empty for a user's topic."""
@@ -49,13 +49,14 @@ class InputLag:
     ends: tuple[int, ...] | None
     """End offsets of the topic, by partition."""
     lag: int | None
-    """Unread offsets, including transaction markers of a user's topic and snapshot markers of a repartition topic."""
+    """Unread offsets, including transaction markers in users' topics and snapshot markers in repartition topics."""
     records: int | None
-    """Unread rows of a repartition topic, None if the reader did not start at the beginning; for a user's topic the
-    same as `lag`, since only reading tells which offsets have a record.
+    """Number of unread rows of a repartition topic; None if the reader did not start at the topic's beginning.
+
+    For a user's topic, equal to `lag`: only reading shows which offsets have a record.
     """
     versions: int | None
-    """Unread versions of the sender of a repartition topic, even if they sent nothing; 0 once all messages are read."""
+    """Number of unread versions of a repartition topic's sender, including empty ones; 0 once all messages are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class SinkLag:
     """Lag of one sink of a stage."""
 
     name: str
-    """Declared name."""
+    """Declared name of the sink."""
     topic: str
     """Internal topic of the sink."""
     place: int | None
@@ -71,9 +72,9 @@ class SinkLag:
     rows: int
     """Number of committed rows that are not published."""
     versions: int
-    """Number of versions since the published one; 0 if they have no rows."""
+    """Number of versions after the published one; 0 if these have no rows for the sink."""
     sent: int = 0
-    """Number of rows that the stage has sent to the sink since it began."""
+    """Number of rows that the stage has sent to the sink since the stage began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,16 @@ class StageLag:
 
     @property
     def records(self) -> int | None:
-        """Unread records of all inputs; None if unknown for one of them."""
+        """Number of unread records of all inputs; None if it is unknown for one of them."""
         counts = [input_lag.records for input_lag in self.inputs]
         return None if None in counts else sum(count or 0 for count in counts)
 
 
 def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
-    """Return the lag of each sink of `head`. `places` has the progress of publishers, None before the first start."""
+    """Return the lag of each sink of the version `head`.
+
+    `places` has the progress of each publisher, None before its first start.
+    """
     lags = []
     for name, sink in head.sinks.items():
         if name not in places:
@@ -115,7 +119,7 @@ def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkL
 
 
 def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> InputLag:
-    """Return the lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
+    """Return the lag of one input of the version `head`. `heads` are the newest versions of its possible senders.
 
     The lag of a retired stage is unknown, since it reads nothing any more.
     """
@@ -142,22 +146,22 @@ class ArchiveStatus:
 
     topic: str
     life: int
-    """Number of the topic of that name: more than 1 if the topic was deleted and recreated."""
+    """Number that distinguishes topics of one name: 2 or more if the topic was deleted and recreated."""
     records: int
     objects: int
     bytes: int
     since_ms: int
     """Time of the earliest record, in ms since 1970; 0 for none."""
     behind: int
-    """Number of offsets that were read after the end of the archive and are not archived yet."""
+    """Number of offsets that the app has read but not archived yet, after the end of the archive."""
     gaps: tuple[str, ...]
-    """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading one raises an error."""
+    """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading such a range raises an error."""
     holds: tuple[str, ...]
-    """Ranges of offsets in the archive, in the same form."""
+    """Ranges of offsets in the archive, in the form of `gaps`."""
 
 
 def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
-    """Return the status of an archive, by its index and by the inputs of these stages."""
+    """Return the status of an archive. `heads` are the newest versions of the stages whose inputs it may lag behind."""
     inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
     same_topic = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
     missing = archive.owes(read for at in same_topic for read in stretches(None, at, former=False))
@@ -181,7 +185,8 @@ def archives_of(
 ) -> tuple[ArchiveStatus, ...]:
     """Return the status of each archive of an app. `heads` are the newest versions of its stages.
 
-    One list request, and one more with a read for each archive. Raises `Corruption` unless `damaged` collects it.
+    One list request, and one more with a read for each archive. Raises `Corruption`, unless `damaged` is given to
+    collect such errors.
     """
     manifests = tuple(heads)
     newest = index.topics(store, app)
@@ -200,17 +205,17 @@ class TableFigures:
     versions: int
     """Number of newest versions that ratios and times cover."""
     l0_files: int
-    """SSTs of level 0 in the state partition with most of them."""
+    """Number of level 0 SSTs in the state partition that has most of them."""
     debt_bytes: int
     """Bytes that compaction must merge now."""
     read_amplification: float | None
-    """SSTs searched per key looked up, without those that a filter excluded."""
+    """Number of SSTs searched per key looked up. SSTs that a filter excluded do not count."""
     write_amplification: float | None
     """Bytes written by batches and compactions per byte written by batches."""
     filter_hits: float | None
     """Share of look-ups in an SST that a filter answered, 0 to 1."""
     cache_hits: float | None
-    """Share of the SSTs read that were in the local cache, 0 to 1."""
+    """Share of SST reads, from 0 to 1, for which the SST was in the local cache."""
     commit_ms: float | None
     """Average duration of the put of a manifest."""
 
@@ -225,14 +230,14 @@ class StageOverview:
     kind: VersionKind
     by: str
     runner: str | None
-    """Runner of the stage, as host:pid; empty for none, None if unknown."""
+    """Runner of the stage, as host:pid; empty if there is no runner, None if unknown."""
     time_ms: int
     rows: int | None
-    """Rows that the newest version read."""
+    """Number of rows that the newest version read."""
     keys: int | None
     """Upper bound of the keys in the table; None without a table."""
     keys_exact: bool
-    """False if rows expire or runs overlap: `keys` then counts a key once per run that has it."""
+    """False if rows expire or runs overlap: a key then counts once per run that has it."""
     ssts: int
     bytes: int
     inputs: tuple[InputLag, ...]
@@ -241,27 +246,27 @@ class StageOverview:
     figures: TableFigures | None
     """Figures of the table; None without details, or without a table."""
     sinks: tuple[SinkLag, ...] = ()
-    """Lag of the sinks by the store; publishers save their progress every few seconds."""
+    """Lag of the sinks as recorded in the store, where publishers save their progress every few seconds."""
     rejected: int = 0
     """Number of records rejected since the stage began."""
     rejected_waiting: int = 0
-    """Number of rejected records that were not retried."""
+    """Number of rejected records that have not been retried."""
     since: dict[str, int] = field(default_factory=dict)
-    """Columns that migrations added to the table, and the first version that has each."""
+    """First version that has a column, for each column that a migration added to the table."""
     called: str = ""
     """New name of a stage that was retired by a rename."""
     watermark_ms: int | None = None
     """Watermark of the stage; None if it has none."""
     ahead: int = 0
-    """Number of rows since the stage began whose event time was too far ahead of the clock."""
+    """Number of rows, since the stage began, whose event time was too far ahead of the clock."""
     attached: Followed | None = None
     """Progress of an attached Spark query."""
     batches_behind: int | None = None
-    """Batches of the attached query that are not imported yet, by the last heartbeat; None if unknown."""
+    """Number of batches of the attached query not imported yet, as of the last heartbeat; None if unknown."""
     late: int = 0
-    """Number of rows since the stage began that were dropped as late."""
+    """Number of rows that were dropped as late since the stage began."""
     waits_for: str = ""
-    """Reason why the stage was waiting at its runner's last heartbeat; empty if it was working, or unknown."""
+    """Reason why the stage was waiting at its runner's last heartbeat; empty if it was not, or if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,17 +281,17 @@ class AppOverview:
     requested: tuple[str, ...]
     """Requested snapshots that are not complete yet."""
     names: tuple[str, ...] = ()
-    """Names given by promotions: the name that the app took over, or `NAME~1` if another app took it over."""
+    """Names given by promotions: a name that the app took over, or `NAME~1` if another app took `NAME` over from it."""
     archives: tuple[ArchiveStatus, ...] = ()
     """Archives of the topics that the app reads."""
     damaged: tuple[str, ...] = ()
     """A sentence for each part that is left out because it cannot be read."""
     replica: Replica | None = None
-    """Replica note in the app's folder; None if the app was never copied or recovered here."""
+    """Replica state of the app's folder; None if the app was never copied or recovered here."""
     complete_ms: int = 0
-    """For a replica, the time up to which it is complete; 0 for never, and for other apps."""
+    """For a replica, the time up to which it is complete; 0 if it never was, and for apps that are no replica."""
     replicas: tuple[ReplicaLag, ...] = ()
-    """Replicas of the app under other roots, by the progress they have saved here."""
+    """Replicas of the app under other roots, according to the progress that they have saved in its folder."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
@@ -336,7 +341,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
 
 
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
-    """Return the stages at a moment, by its manifests. End offsets of users' topics are unknown for the past."""
+    """Return the overviews of the stages at a cut, by its manifests. End offsets of users' topics are unknown then."""
     stages = cut.stages
     # The progress of publishers is not versioned, so sinks show only the rows sent to them.
     sinks = {
@@ -356,7 +361,7 @@ def _stage_overview(
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
 ) -> StageOverview:
-    """Return the overview of one stage at a version. With a store, in detail."""
+    """Return the overview of one stage at the version `head`. With a `store`, it includes the table's figures."""
     rejects, times = rejected_of(head), head.event_time
     return StageOverview(
         stage=head.stage,
@@ -400,10 +405,10 @@ def _noted(
 
 
 def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
-    """Return the overview of every app, or of `app` alone in detail; and a sentence per unreadable part.
+    """Return the overviews of all apps, or that of `app` in detail; and a sentence for each part that is unreadable.
 
-    Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is being
-    removed).
+    Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is
+    being removed).
     """
     if app is not None:
         app_overview = overview(store, app, ends_of, in_detail=True)

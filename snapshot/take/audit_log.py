@@ -1,4 +1,4 @@
-"""Audit log of operations on an app: who took, cloned, rewound or removed something, when, and why."""
+"""Audit log of operations on an app: who took, cloned, rewound or removed something, with time and reason."""
 
 import getpass
 import socket
@@ -20,7 +20,7 @@ from ...store.versions.codec import Notes
 
 
 class Operation(Struct, frozen=True):
-    """One operation on an app. `id` is a ULID: operations sort by it in the order they were recorded."""
+    """One operation on an app. `id` is a ULID, so operations sorted by `id` are in the order of recording."""
 
     id: limits.Ulid
     app: limits.Name
@@ -28,21 +28,21 @@ class Operation(Struct, frozen=True):
     """Verb of the command line: `snapshot take`, `clone`."""
     detail: limits.Text
     by: limits.Line
-    """user@host."""
+    """Author, as user@host."""
     time_ms: limits.TimeMs
     message: limits.Line = ""
     """Reason given by the user."""
     before: dict[limits.Name, limits.Seq] = {}
-    """Newest version before the operation of each changed stage; 0 for none."""
+    """Newest version before the operation, by changed stage; 0 for none."""
     after: dict[limits.Name, limits.Version] = {}
-    """Last version that the operation committed, of each changed stage."""
+    """Last version that the operation committed, by changed stage."""
 
     def is_of(self, verb: str) -> bool:
-        """Return True if this verb, or a verb in this group such as `snapshot`, did the operation."""
+        """Return True if the operation was done by `verb`, which may also be a group of verbs, such as `snapshot`."""
         return verb in _names_of(self.verb)
 
     def is_by(self, person: str) -> bool:
-        """Return True if the operation was done by this user@host, or by this user on any host."""
+        """Return True if `person` did the operation; a name without a host matches the user on any host."""
         return person in (self.by, self.by.partition("@")[0])
 
 
@@ -71,7 +71,7 @@ _WHY: ContextVar[str] = ContextVar("why", default="")
 
 
 def why() -> str:
-    """Return the message of the innermost `because` around the caller; empty without one."""
+    """Return the message of the innermost `because` block that the caller is in; empty if there is none."""
     return _WHY.get()
 
 
@@ -102,7 +102,7 @@ OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
 
 
 ChangedVersions = Mapping[str, tuple[int, int]]
-"""Versions before and after an operation, by stage."""
+"""Version numbers before and after an operation, by stage."""
 
 
 def record(
@@ -118,7 +118,7 @@ def record(
 ) -> Operation:
     """Add an operation to the app's log. One request.
 
-    Idempotent with an `id_`, which is a ULID, and a `message` fixed when the operation was decided.
+    Idempotent if `id_`, a ULID, is given, with a `message` that was fixed when the operation was decided.
     """
     ulid, changed = ULID.from_str(id_) if id_ else ULID(), versions or {}
     done = Operation(
@@ -147,9 +147,9 @@ def record_once(
     same: Callable[[str], bool] | None = None,
     message: str | None = None,
 ) -> None:
-    """Add an operation, unless the log has it since `since_ms`; an interrupted verb may have recorded it before.
+    """Add an operation to the log, unless an interrupted call of this verb has added it since `since_ms`.
 
-    `same` returns True for the detail of this operation; by default details must be equal.
+    `same` returns True for details that describe this operation; by default, details must be equal.
     """
     if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
         record(store, app, verb, detail, by, versions, message=message)
@@ -158,7 +158,7 @@ def record_once(
 def find_operation(
     store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
-    """Return the newest operation with this verb since `since_ms` whose detail matches.
+    """Return the newest operation with this verb since `since_ms` whose detail satisfies `is_meant`.
 
     Costs one listing, and a read for each operation.
     """
@@ -180,7 +180,7 @@ def list_operations(
 
 
 def newest_operation(store: ObjectStore, app: str) -> str:
-    """Return the key of the newest operation; empty for none. One listing."""
+    """Return the key of the newest operation; empty if the log is empty. One listing."""
     return max((info.key for info in OPERATIONS.listed(store, app)), default="")
 
 
@@ -199,7 +199,7 @@ def _time_ms(key: str) -> int:
 
 
 def whoami() -> str:
-    """Return user@host of this process."""
+    """Return the user and host of this process, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

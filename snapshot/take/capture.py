@@ -25,13 +25,13 @@ from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
-"""Arrow bytes of the records in one object, which bound the memory used."""
+"""Maximum size in memory (Arrow) of the records in one object. It bounds the memory used."""
 
 
 def capture(
     store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
 ) -> tuple[Captured, ...]:
-    """Copy in-flight records from Kafka to objects of snapshot `name`. Channels without a receiver are left out.
+    """Copy in-flight records from Kafka into objects of the snapshot `name`. Channels without a receiver are left out.
 
     Memory use is bounded by one object's records. Objects count once a snapshot names them, and are deleted on failure.
     Raises `Corruption` if there are fewer or more records than the senders' manifests declare, and
@@ -51,8 +51,8 @@ def capture(
 def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """Yield the records of a captured channel, one object at a time.
 
-    With `state`, yields only its records: its receiver may have read further than the one that they were captured for.
-    Raises `Corruption` if an object is missing or damaged.
+    With `state`, yields only the records of that channel state. Its receiver may have read further than the
+    receiver for which the records were captured. Raises `Corruption` if an object is missing or damaged.
     """
     for captured_object in captured.objects:
         rows = read_object(store, captured_object)
@@ -83,7 +83,7 @@ def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pa
 
 
 def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]:
-    """Return the number of records, which have an `ADDRESS`, by Kafka partition."""
+    """Return the number of records in `rows` by Kafka partition. `rows` has the columns of `ADDRESS`."""
     return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
 
 

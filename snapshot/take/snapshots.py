@@ -1,6 +1,6 @@
 """Write and remove snapshots: named, pinned cuts. Each is one object, written once, whatever the size of the state.
 
-A removal also deletes the in-flight records that only this snapshot keeps.
+The removal of a snapshot also deletes in-flight records that no other snapshot shares.
 """
 
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ def pin(
     reader: Topics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
-    """Pin an existing cut under a name. Idempotent for the same versions and purpose.
+    """Pin an existing cut under a name. Idempotent for equal versions and purpose.
 
     With a `reader`, in-flight records are captured. Otherwise the snapshot shares the records of `keeper`, another
     snapshot of the same cut; records that neither has stay in Kafka until its retention ends. Raises `Usage` (invalid
@@ -93,11 +93,11 @@ def pin(
 
 
 def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
-    """Let an instant snapshot name another cut, by one put, so that the name always exists.
+    """Make an instant snapshot name another cut. This is a single put, so the name exists at all times.
 
-    The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins. Raises
-    `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or removed if
-    its old versions are gone as well.
+    The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins.
+    Raises `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or
+    removed if its old versions are gone as well.
     """
     moved = _of(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)
@@ -119,10 +119,11 @@ def _of(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapsho
 
 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
-    """Return the snapshot if all its versions exist and stay. Raises `NotFound`.
+    """Return the written snapshot if all its versions exist and will not be collected. Raises `NotFound`.
 
-    Runs after the snapshot is written. A removal of `keeper` looks for snapshots that share its records after deleting
-    it; garbage collection lists snapshots after announcing what it will delete. So each side sees the other.
+    Runs after the snapshot is written. A removal of `keeper` looks for snapshots that share its records after
+    deleting it; garbage collection lists snapshots after announcing what it will delete. So each side sees the
+    other.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -147,7 +148,7 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
 
 
 def name_is_taken(written: Snapshot) -> Refused:
-    """Return the error for a name that another snapshot has."""
+    """Return the error for a name that another snapshot, `written`, already has."""
     versions = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
     return Refused(
         f"snapshot {written.name!r} of {written.app} exists already ({versions})",
@@ -192,7 +193,7 @@ def remove_or_withdraw(
 
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """Delete a snapshot and return it; versions that only it reached may then be collected.
+    """Delete a snapshot and return it. Versions that only this snapshot pinned may then be collected.
 
     Raises the errors of `check_removable`.
     """
@@ -204,7 +205,7 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
 
 
 def remove_records(store: ObjectStore, app: str, name: str) -> None:
-    """Delete the in-flight records of a snapshot's name, except those that other snapshots share."""
+    """Delete the in-flight records stored under a snapshot's name, except those that other snapshots share."""
     objects = [info.key for info in store.list(keys.snapshot_objects(app, name))]
     # Pins for clones may share them.
     shared = {key for other in list_snapshots(store, app) for key in other.object_keys} if objects else set()
@@ -214,7 +215,7 @@ def remove_records(store: ObjectStore, app: str, name: str) -> None:
 
 
 def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
-    """Delete pins for a clone of that name without an app that uses them.
+    """Delete pins that were made for a clone of this name, but that no app uses.
 
     Requires that an app of that name exists, so that no other pin can still become a clone. Such pins are
     left by interrupted calls, or by calls that lost a race for the name.
@@ -229,8 +230,8 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """Return the snapshot of that name if it may be removed.
 
-    Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a clone of
-    this clone, uses the snapshot's files, or may use them in a store that is unreachable from here.
+    Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a
+    clone of that clone, uses the snapshot's files, or may use them in a store that is unreachable from here.
     """
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:

@@ -1,7 +1,7 @@
-"""Take a snapshot of a running app: request it, wait for the stages' answers, write it when all have answered.
+"""Take a snapshot of a running app: request it, wait for the stages' answers, and write it once all have answered.
 
-Each stage has its recorded version, and the channels whose marker it awaits, in its head manifest until the
-request is deleted. So one look at each head suffices to complete the snapshot, and any process may do it.
+Until the request is deleted, the head manifest of each stage has the version that the stage recorded, and the channels
+whose marker it awaits. So one look at each head suffices to complete the snapshot, and any process may do it.
 """
 
 import time
@@ -42,7 +42,7 @@ from .capture import capture, discard
 from .snapshots import name_is_taken, pin
 
 REPEAT_MS = 600_000
-"""Time after completion in which the same request counts as a retry and returns this snapshot.
+"""Time after a snapshot's completion, in milliseconds, in which an equal request is a retry and returns this snapshot.
 
 Later it counts as a new request, whose name is taken.
 """
@@ -50,16 +50,16 @@ Later it counts as a new request, whose name is taken.
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """Answer of a stage to an open snapshot, from its head."""
+    """Answer of a stage to an open request for a snapshot, read from the stage's head."""
 
     version: int | None
-    """Recorded version; None before a marker reaches the stage."""
+    """Version that the stage recorded; None before a marker has reached the stage."""
     awaited: tuple[str, ...]
-    """Channels whose marker has not arrived; empty if the stage has finished or not started."""
+    """Channels whose marker has not arrived; empty if the stage has finished, or has not recorded a version."""
     head_ms: int
     """Time of the stage's last commit."""
     asked: bool = True
-    """True if the request has reached the stage, because it reads only users' topics, or a sender has recorded.
+    """True if the request must have reached the stage: it reads only users' topics, or a sender has recorded.
 
     A stage that was asked and does not answer is not running.
     """
@@ -105,9 +105,9 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
 def taken_already(
     store: ObjectStore, app: str, name: str, kind: SnapshotKind, *, by: str, now_ms: int
 ) -> Snapshot | None:
-    """Return the snapshot of that name if it was taken by an earlier attempt of the same call.
+    """Return the snapshot of that name if an earlier attempt of the same call has taken it; else None.
 
-    That is: of the same kind, by the same user on the same machine, and within `REPEAT_MS`. Deletes
+    The snapshot must be of this kind, by the same user on the same machine, and at most `REPEAT_MS` old. Deletes
     the request of the earlier attempt.
     """
     snapshot = find_snapshot(store, app, name)
@@ -136,13 +136,13 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAn
 
 
 def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
-    """Write the snapshot if every stage has finished, and return it; None while one has not.
+    """Write the snapshot if every stage has finished, and return it; None while a stage has not finished.
 
-    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a process
-    that has one. Raises `Refused` (another snapshot took the name; a stage reads a channel that no stage
-    has ever written, so that no marker can reach it; or in-flight records are gone from Kafka; the request is deleted
-    if it can never be answered), `Corruption` (the stages captured other records than the cut has in flight) and
-    `Unavailable` (storage or Kafka did not answer).
+    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a
+    process that has one. Raises `Refused` (another snapshot took the name; a stage reads a channel that no stage
+    has ever written, so that no marker can reach it; or in-flight records are gone from Kafka; the request is
+    deleted if it can never be answered), `Corruption` (the stages captured other records than the cut has in
+    flight) and `Unavailable` (storage or Kafka did not answer).
     """
     heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
@@ -206,7 +206,7 @@ def _describe_span(span: Span | None) -> str:
 
 
 def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """Return the newest versions of the stages that answer; a stage that is being renamed has one name only."""
+    """Return the newest versions of the active stages. A stage that is being renamed is under one name only."""
     heads = heads_of(store, app, history.list_stages(store, app))
     return {
         stage: head for stage, head in heads.items() if not head.retired or (head.called and head.called not in heads)
@@ -214,7 +214,7 @@ def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
-    """Return the version of each stage if the snapshot is complete by the protocol; else None."""
+    """Return the recorded version of each stage if, by the protocol, the snapshot is complete; else None."""
     if not heads:
         return None
     network, finished = {}, {}
@@ -234,12 +234,12 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -
 
 _POLLS_A_SECOND = 10
 _GRACE_S = 3.0
-"""Time for the app to write a completed snapshot, before this process writes it instead."""
+"""Time in seconds that the app has to write a completed snapshot, before this process writes it instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """Progress of a snapshot."""
+    """Progress of a snapshot that was requested."""
 
     waited_s: float
     answers: Mapping[str, StageAnswer]
@@ -259,9 +259,10 @@ def take(
 ) -> tuple[Snapshot, bool]:
     """Take a snapshot of a running app, or pin its newest moment. Safe to repeat after an interruption.
 
-    With a `reader` of Kafka, in-flight records are captured. Without it, the app itself captures them; an instant
-    snapshot, which pins the newest consistent cut without asking any stage, then has none. The request is withdrawn
-    after `timeout_s`. `on_look` receives the stages' answers about ten times a second.
+    With a `reader` of Kafka, this process captures in-flight records. Without it, the app captures them. An
+    `instant` snapshot pins the newest consistent cut without asking any stage; without a `reader`, it has no
+    in-flight records. The request is withdrawn after `timeout_s`. `on_look` receives the stages' answers about ten
+    times a second.
 
     Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name),
     `NotFound` (the app does not exist, or has no version yet), `Refused` (the name is taken, the app could
@@ -292,16 +293,16 @@ def take(
 
 
 def asks_nobody(store: ObjectStore, app: str) -> bool:
-    """Return True if all stages are attached Spark queries, which answer no snapshot request.
+    """Return True if all stages are attached Spark queries, which never answer a snapshot request.
 
-    Each of their versions is consistent by itself.
+    Any version of such a stage is consistent by itself.
     """
     heads = heads_of(store, app, history.list_stages(store, app)).values()
     return bool(heads) and all(head.attached is not None for head in heads)
 
 
 def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:
-    """Request a snapshot without waiting; returns the request, and True if an earlier attempt had made it.
+    """Request a snapshot without waiting for it. Returns the request, and True if an earlier attempt had made it.
 
     Raises the errors of `request`.
     """
@@ -312,14 +313,14 @@ def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, b
 
 
 def silent_stages(answers: Mapping[str, StageAnswer]) -> list[str]:
-    """Return the stages that were asked and do not answer; empty if no stage does, since the app is not running."""
+    """Return the stages that were asked and have not answered; empty if no stage has, since the app is not running."""
     if all(answer.version is None for answer in answers.values()):
         return []
     return [stage for stage, answer in answers.items() if answer.version is None and answer.asked]
 
 
 def ask_whether_gone(app: str, stages: Sequence[str]) -> str:
-    """Return a question about stages that do not answer, with the command to retire them; receivers first."""
+    """Return a question about stages that do not answer, with the command that retires them, receivers first."""
     commands = " and ".join(f"`slackwater retire {app}/{stage}`" for stage in stages)
     subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
     return f"{'is' if len(stages) == 1 else 'are'} {subject}: {commands}"

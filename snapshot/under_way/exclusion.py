@@ -1,13 +1,13 @@
-"""Things under way in an app, and what they exclude: one table of operations and things, with a rule in each cell.
+"""Exclusion of operations: a table with a rule for each operation and each thing that may be under way in an app.
 
-Each thing has its detector (by a note, a version, a heartbeat), with its message. A verb calls `check_exclusion` before
-it changes anything. If other verbs must see its note, it calls again after writing the note: if two start at once, the
-later one sees the other. `check_exclusion` detects what refuses the operation, and raises the error of that cell. Verbs
-implement the other rules themselves.
+Each thing has a detector (of an object, a version, a heartbeat), which also gives the message. A verb calls
+`check_exclusion` before it changes anything. If other verbs must see the verb's own object, it calls again after
+writing it: if two verbs start at once, the later one sees the other. `check_exclusion` detects the things that refuse
+the operation, and raises the error of that cell of the table. Verbs implement the other rules themselves.
 
-A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its
-first versions name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name
-no additional SSTs of other apps, so reading the oldest remaining version suffices.
+A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions
+name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional
+SSTs of other apps, so reading the oldest remaining version suffices.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
 
 
 def being_made(store: ObjectStore, app: str) -> Iterator[str]:
-    """Yield the unfinished clones of an app, in its own root and in those that its pins name."""
+    """Yield the unfinished clones of an app, in the app's own root and in roots that its pins name."""
     for root in _roots(_pins(store, app)):
         clone_store = store.at(root)
         for name in apps.list_cloning(clone_store):
@@ -69,7 +69,7 @@ def _roots(pins: list[Snapshot]) -> list[str]:
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Return True if the app for which a snapshot was pinned exists, or is being created.
+    """Return True if the clone for which a snapshot was pinned exists, or is being created.
 
     Raises `Refused` if its store is unreachable from here.
     """
@@ -94,7 +94,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the other apps under a root (empty: the app's own), each with the SSTs of this app that it names."""
+    """Yield the other apps under a root that name SSTs of this app, each with these SSTs. Empty: the app's root."""
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
     for other in apps.list_apps(other_store):
@@ -114,7 +114,7 @@ def under(root: str) -> str:
 
 
 class UnderWay(Enum):
-    """Thing under way in an app, or state of the app meanwhile."""
+    """Thing that may be under way in an app: an operation, a running process, or a lasting state."""
 
     REMOVAL = "it is being removed"
     MAKING = "it is a clone, or an adoption, that is not whole yet"
@@ -132,13 +132,13 @@ class UnderWay(Enum):
 
 
 class Sign(NamedTuple):
-    """Detected thing under way."""
+    """Description of a thing that was found to be under way."""
 
     under_way: UnderWay
     fact: str
-    """Sentence that says what is under way, by whom, since when."""
+    """Sentence with the thing under way, its author and its start."""
     hint: str
-    """Next step for the refused operation."""
+    """Next step for the user whose operation is refused."""
 
 
 def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
@@ -195,7 +195,7 @@ def _change(store: ObjectStore, app: str) -> Sign | None:
 
 
 def half_done(change: Migration, missing: Sequence[str]) -> Sign:
-    """Return the sign of a change that some stages have not applied."""
+    """Return the description of a migration, rewind or reset that the stages in `missing` have not applied yet."""
     fact = f"{change.what} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
     return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
 
@@ -241,12 +241,13 @@ SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
 }
 """Detector of each thing, in the order in which `check_exclusion` calls them.
 
-Listing stages detects removal and creation; promoting detects a promotion.
+Removal and creation of the app are absent: `history.list_stages` detects them. So are promotions, which are
+detected by the code that promotes.
 """
 
 
 class Intent(Enum):
-    """Operation on an app, with its name in messages."""
+    """Operation that is about to start on an app, with its name in messages."""
 
     RUN = "a run"
     SNAPSHOT = "a snapshot by markers"
@@ -273,7 +274,7 @@ class Intent(Enum):
 
 
 class Does(Enum):
-    """Rule for an operation and a thing under way. A dry run is refused instead of finishing a thing."""
+    """Rule for an operation while a thing is under way. A dry run is refused where the operation would finish it."""
 
     BESIDE = "goes beside it"
     REFUSED = "is refused"
@@ -342,19 +343,22 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
     },
     UnderWay.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
 }
-"""Reason of a refusal, appended to the sign's fact; None is the default of the column, and empty needs none."""
+"""Reason why a thing refuses an operation, appended to the sentence in `Sign.fact`.
+
+The operation None is the default for a thing. An empty text means that the sentence needs no reason.
+"""
 
 _THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
     (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
 }
-"""Next step for a cell, if it differs from the sign's."""
+"""Next step for a thing and an operation, if it differs from `Sign.hint`."""
 
 HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
-"""Columns of an app that runs elsewhere."""
+"""Things that say that the app runs elsewhere."""
 
 
 def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:
-    """Raise `Refused` if something under way refuses an operation; with `columns`, checks only these.
+    """Raise `Refused` if a thing under way refuses an operation. With `columns`, only these things are checked.
 
     A dry run is refused only by what the operation would have to finish first. Costs one or
     two requests for each column. Removal and creation of the app are reported by `history.list_stages`.
@@ -367,7 +371,7 @@ def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: Unde
 
 
 def refusal(intent: Intent, sign: Sign) -> Refused:
-    """Return the error of a cell for a detected sign."""
+    """Return the error for an operation that a thing under way refuses."""
     reasons = _WHY.get(sign.under_way, {})
     why = reasons.get(intent, reasons.get(None, "")).format(intent=intent.value)
     return Refused(f"{sign.fact}: {why}" if why else sign.fact, hint=_THEN.get((sign.under_way, intent), sign.hint))

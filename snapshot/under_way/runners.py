@@ -1,9 +1,9 @@
-"""Notes between the runners of an app and the operations on it: heartbeats, holds, and requests to edit rows.
+"""Objects through which an app's runners and operations communicate: heartbeats, holds, and requests to edit rows.
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
-shows that the runner is gone. A hold keeps runners at some offsets as long as it is renewed. A runner does a requested
-edit between two batches, so that no batch uses outdated rows; without a live runner, the verb does it. Each edit is
-done once, since its version has the request's id.
+shows that the runner is gone. A hold stops runners at certain offsets as long as it is renewed. A runner makes a
+requested edit between two batches, so that no batch uses outdated rows; without a live runner, the verb makes it. Each
+edit is made once, since its version has the request's id.
 """
 
 import time
@@ -25,7 +25,7 @@ from ..cut.stored import notify
 BEAT_S = 15.0
 """Seconds between two heartbeats of a runner."""
 FRESH_S = 60.0
-"""Age in seconds up to which a heartbeat counts: a few may be late or lost, and clocks differ."""
+"""Maximum age in seconds of a heartbeat that counts: a few may be late or lost, and clocks differ."""
 _FORGOTTEN_MS = 3_600_000
 
 
@@ -35,11 +35,11 @@ class Beat(Struct, frozen=True):
     writer: limits.Ulid
     """Unique id of the runner, as in the manifests that it commits."""
     by: limits.Line
-    """host:pid."""
+    """Process of the runner, as host:pid."""
     stages: dict[limits.Name, limits.Epoch]
     """Claimed stages, each with its epoch."""
     batches: dict[limits.Name, limits.Count] = {}
-    """Number of batches that the followed Spark query had committed, by stage that follows a query."""
+    """Number of batches that the attached Spark query had committed, by stage."""
     waits: dict[limits.Name, limits.Line] = {}
     """Reason why an idle stage waits, by stage."""
 
@@ -58,7 +58,7 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
 def lapsed(
     store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
 ) -> bool:
-    """Return True if no runner has the app any more; False once a runner writes a new heartbeat while this waits.
+    """Return True if no runner has the app any more; False as soon as a runner writes a new heartbeat while this waits.
 
     The last heartbeat of a killed runner counts for a minute: `pause` is called until this time is over.
     """
@@ -77,7 +77,7 @@ def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
 
 @dataclass(slots=True)
 class Heart:
-    """Writes a runner's heartbeats when due, and deletes the last one. Skips some while storage is unavailable."""
+    """Writer of a runner's heartbeats. Deletes the last one at the end; skips some while storage is unavailable."""
 
     store: ObjectStore
     app: str
@@ -85,7 +85,7 @@ class Heart:
     _swept: bool = False
 
     def beat(self, now: Callable[[], Beat]) -> None:
-        """Write a heartbeat if one is due."""
+        """Write the heartbeat that `now` returns, if one is due."""
         if time.monotonic() < self._due_s:
             return
         self._due_s, beat = time.monotonic() + BEAT_S, now()
@@ -101,7 +101,7 @@ class Heart:
 
 
 def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
-    """Return the number of batches that a stage is behind its Spark query; None without a heartbeat that says so."""
+    """Return the number of batches that a stage is behind its Spark query; None if no heartbeat has that number."""
     committed = [
         runner.batches[head.stage]
         for runner in alive
@@ -117,24 +117,24 @@ def waits_for(head: Manifest, alive: Iterable[Beat]) -> str:
 
 
 def sweep(store: ObjectStore, app: str, writer: str) -> None:
-    """Delete heartbeats of runners that died long ago, by the storage clock, taken from `writer`'s own heartbeat."""
+    """Delete heartbeats of runners that died long ago, by the storage time of the heartbeat of `writer`."""
     listed, own = RUNNERS.listed(store, app), keys.note(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
     RUNNERS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)
 
 
 HOLD_RENEW_S = 2.0
-"""Interval at which the holder renews a hold."""
+"""Interval in seconds at which the holder renews a hold."""
 HOLD_LAPSE_S = 15.0
-"""Age after which runners ignore a hold, because its holder has died."""
+"""Age in seconds after which runners ignore a hold, because its holder has died."""
 
 
 class Hold(Struct, frozen=True):
-    """Hold of an app: reason and offsets."""
+    """Hold of an app: the reason, and the offsets at which its runners stop."""
 
     app: limits.Name
     name: limits.Name
-    """Name to be handed over."""
+    """App name that a promotion hands over."""
     to: limits.Name
     """App that will get the name."""
     by: limits.Line
@@ -152,7 +152,7 @@ def find_hold(store: ObjectStore, app: str) -> Hold | None:
 
 
 def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
-    """Write holds. With `tell`, runners are notified to look at once."""
+    """Write holds. With `tell`, runners are notified to look for them at once."""
     for app_hold in holds:
         codec.put(store, keys.hold(app_hold.app), app_hold)
         if tell:
@@ -177,9 +177,12 @@ class EditRequest(Struct, frozen=True):
     sql: limits.Text = ""
     """SQL statement; empty if rows are given."""
     rows: Annotated[str, Meta(max_length=64)] = ""
-    """Checksum of the rows to put into the table, stored as an Arrow stream beside the request; or empty."""
+    """Checksum of the rows to put into the table; empty if SQL is given.
+
+    The rows are stored beside the request, as an Arrow stream.
+    """
     error: limits.Text = ""
-    """Reason why the edit failed; empty unless it was tried."""
+    """Reason why the edit failed; empty unless it was tried and failed."""
 
     @property
     def id(self) -> str:
@@ -194,11 +197,14 @@ class EditRequest(Struct, frozen=True):
 
 
 EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
-"""Open requests, oldest first."""
+"""Open requests for edits, oldest first."""
 
 
 def edit_done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
-    """Return the version with the requested edit, up to `head`; None for none. One request for each version since."""
+    """Return the version with the requested edit, up to `head`; None if no version has it.
+
+    One request for each version since the request.
+    """
     for version in history.backwards(store, head):
         if version.version <= request.since:
             return None

@@ -1,1 +1,1 @@
-"""Verification of a cut by recomputing it from stored objects. Read-only."""
+"""Verification of a cut: everything that can be computed from stored objects is computed again. Read-only."""

@@ -1,4 +1,4 @@
-"""Records in flight in a cut by its manifests, and checks of its snapshot's records, markers and topics."""
+"""In-flight records of a cut according to its manifests, and checks of its snapshot's records, markers and topics."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ from .report import Verified, as_sentence, noted
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """A channel of the cut, and the records in flight to one receiver."""
+    """Channel of the cut, with the records in flight to one receiver."""
 
     channel: Channel
     in_flight: InFlight | None
-    """Records in flight; None if the manifests in between do not say."""
+    """Records in flight; None if the manifests do not show which."""
     exact: bool
-    """True if `in_flight.rows` is the receiver's own count. A clone's first version has one count for all receivers."""
+    """True if `in_flight.rows` counts only this receiver's records. A clone's first version has one count for all."""
     wrong: tuple[str, ...] = ()
 
 
 def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
-    """Return each channel of the cut once per reader, with the records in flight by the manifests.
+    """Return each channel of the cut once per reader, with the records in flight according to the manifests.
 
     Reads the senders' manifests between the consumed version and the cut.
     """
@@ -63,10 +63,10 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
 
 
 Addresses = npt.NDArray[np.int64]
-"""One row per record, with the columns of `ADDRESS`."""
+"""Table with one row per record and the columns of `ADDRESS`."""
 
 _PLACE = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
-"""Fields that a captured channel and the cut's in-flight records have in common."""
+"""Fields that must be equal in a captured channel and in the in-flight records of the cut."""
 
 
 def check_captured(
@@ -107,8 +107,9 @@ def recount(
 ) -> tuple[tuple[int, ...] | None, tuple[Verified, ...]]:
     """Read every object of a captured channel and check each record's address.
 
-    `markers` has the offset of the snapshot's marker in each partition; empty for none. Returns the number of records
-    by partition, None if an object cannot be read, and a check of each object. Raises only `Unavailable`.
+    `markers` has the offset of the snapshot's marker in each partition; empty if there are no markers. Returns the
+    number of records by partition, None if an object cannot be read, and a check of each object. Raises only
+    `Unavailable`.
     """
     begin, end = len(captured.starts), len(captured.ends)
     if not begin == end == len(markers or captured.ends):
@@ -162,7 +163,7 @@ def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: 
 def _faults(
     rows: Addresses, last: Addresses, captured_object: CapturedObject, captured: Captured, markers: tuple[int, ...]
 ) -> Iterator[str]:
-    """Yield what is wrong with the records of one object. `last` is the address before the first."""
+    """Yield the faults in the records of one object. `last` is the address of the record that precedes them."""
     if len(rows) != captured_object.rows:
         yield f"has {len(rows)} records; expected {captured_object.rows}"
     partition, offset = rows[:, 0], rows[:, 1]
@@ -242,16 +243,16 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
 
 
 TOPICS_SAY = "to check that topics were not recreated"
-"""Reason for connecting to Kafka, for messages."""
+"""Reason for connecting to Kafka, as a part of messages."""
 _Place = tuple[str, str]
-"""Verb ("read" or "wrote") and topic."""
+"""Use of a topic: a verb ("read" or "wrote"), and the topic."""
 
 
 def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[str]) -> Iterator[Verified]:
-    """Check that each topic that stages of the cut read or wrote is still the same topic.
+    """Check that each topic that stages of the cut read or wrote was not recreated since.
 
-    A topic that was recreated, and that the newest version uses, is no difference: only its former records cannot be
-    read again. That is added to `not_looked`, and so is the reason why Kafka could not be asked.
+    If the newest version already uses the recreated topic, this is no difference: only the former records cannot be
+    read again, which is added to `not_looked`. The reason why Kafka could not be asked is added as well.
     """
     if (replica := replicas.find(store, cut.app)) is not None and replica.state == "copy":
         return  # its topics are in another Kafka
@@ -280,7 +281,7 @@ def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[s
 
 
 def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
-    """Return the topic ids and offsets of a version."""
+    """Return the topic ids and offsets of a version, by verb and topic."""
     topics: dict[_Place, tuple[str, tuple[int, ...]]] = {}
     if manifest.attached is None and not manifest.retired:
         topics |= {("read", source.topic): (source.topic_id, source.offsets) for source in manifest.inputs.values()}
@@ -290,7 +291,7 @@ def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
 
 
 def _head_uses(store: ObjectStore, cut: Cut, stage: str, place: _Place, current: TopicState) -> bool:
-    """Return True if the newest version of a stage uses the topic that exists now."""
+    """Return True if the newest version of a stage uses the existing topic, whose state is `current`."""
     head = history.head(store, cut.app, stage)
     topic_id, offsets = _topics(head).get(place, ("", ())) if head is not None else ("", ())
     return (

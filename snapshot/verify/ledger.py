@@ -1,6 +1,7 @@
 """Balance of each channel of a cut: records sent, consumed, lost and in flight.
 
-`chandy_lamport` defines what must add up. In-flight records are counted independently of the other numbers.
+`chandy_lamport` defines the equation that must hold. In-flight records are counted independently of the other
+numbers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,9 +33,9 @@ class Counted:
     by_partition: tuple[int, ...]
     """Number of records by partition; empty if only the sum is known."""
     where: str
-    """Source of the count: `manifests`, `snapshot`, `kept records` or `Kafka`; empty for none."""
+    """Source of the count: `manifests`, `snapshot`, `kept records` or `Kafka`; empty if nothing was counted."""
     not_reread: str = ""
-    """Reason why the records were not read although requested."""
+    """Reason why the records were not read again although this was requested; empty if they were."""
     wrong: tuple[str, ...] = ()
 
 
@@ -53,18 +54,18 @@ class LedgerEntry:
     """Records consumed, by Kafka partition; empty if unknown because the reader did not start at the beginning."""
     in_flight: Counted
     lost: tuple[int, ...] = ()
-    """Records that were gone when the reader came to them, by Kafka partition; empty for none."""
+    """Records that were gone before the reader could read them, by Kafka partition; empty for none."""
 
     @property
     def difference(self) -> int | None:
-        """Records sent, minus consumed, lost and in flight; None if one of these is unknown."""
+        """Records sent, minus those consumed, lost and in flight; None if one of these numbers is unknown."""
         if not self.consumed or self.in_flight.rows is None:
             return None
         return sum(self.sent) - sum(self.consumed) - sum(self.lost) - self.in_flight.rows
 
     @property
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
-        """Sent, consumed, lost, in flight and difference by Kafka partition; empty if unknown.
+        """Records sent, consumed, lost and in flight, and the difference, by Kafka partition; empty if unknown.
 
         In flight is None if only the sum is known. The difference is known even then if more was consumed than sent.
         """
@@ -93,8 +94,9 @@ def entries(
 ) -> Iterator[LedgerEntry]:
     """Yield the counts of each channel and receiver, senders upstream first. Faults are in `Counted.wrong`.
 
-    `captured` is what the cut's snapshot keeps, and `recounts` the records counted in those objects (`recount`), both
-    by channel and receiver. With `deep`, records are counted in Kafka if there is a `reader`.
+    `captured` is what the cut's snapshot keeps. `recounts` has the numbers of records in the captured objects, as
+    returned by `recount`. Both are by channel and receiver. With `deep`, records are counted in Kafka if there is a
+    `reader`.
     """
     for state in states:
         channel = state.channel
@@ -125,7 +127,7 @@ def entries(
 
 
 def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) -> Counted:
-    """Count the records in flight in Kafka with `deep` and a `reader`, else by the manifests."""
+    """Count the records in flight: in Kafka with `deep` and a `reader`, else according to the manifests."""
     in_flight, not_reread = state.in_flight, ""
     if in_flight is None:
         return Counted(None, (), "", wrong=state.wrong)
@@ -149,7 +151,7 @@ def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) 
 
 
 def balance(entry: LedgerEntry) -> Verified:
-    """Check that the counts add up, as the protocol defines it. Unknown counts are not checked."""
+    """Check that the counts satisfy the equation of the protocol. Unknown counts are not checked."""
     counted = entry.in_flight
     wrong: tuple[str, ...] = ()
     if len(entry.sent) == len(entry.consumed) and counted.by_partition:

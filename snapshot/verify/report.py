@@ -20,16 +20,16 @@ CHECKS: dict[Check, tuple[str, str]] = {
     "archives": ("object", "input archive: present, and as its index says"),
     "topics": ("topic", "the same topic as before, not a recreated one"),
 }
-"""Kinds of checks in the order of the report, each with the unit that is counted and what must hold."""
+"""Kinds of checks in the order of the report, each with the unit that is counted and the rule that must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One check. `wrong` has a sentence for every fault."""
+    """Result of one check. `wrong` has a sentence for every fault."""
 
     check: Check
     subject: str
-    """Key of the object, or a description of the channel, stage or version."""
+    """Subject of the check: the key of an object, or a description of a channel, stage or version."""
     wrong: tuple[str, ...] = ()
     count: int = 1
     """Number of units of `CHECKS` that the check covers."""
@@ -37,7 +37,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference between the cut and what it must be."""
+    """One difference between the cut and the rule that it violates."""
 
     check: Check
     subject: str
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Number of checks of one kind."""
+    """Number of checks of one kind that were made."""
 
     check: Check
     checked: int
@@ -54,7 +54,7 @@ class Tally:
 
 
 def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
-    """Return the counts of each kind with at least one check, and every difference, in the order of `CHECKS`."""
+    """Return the number of checks of each kind that was checked, and every difference, in the order of `CHECKS`."""
     verified = tuple(verified)
     tallies, differences = [], []
     for check in CHECKS:
@@ -68,7 +68,7 @@ def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Findin
 
 @contextmanager
 def noted(wrong: list[str]) -> Iterator[None]:
-    """Append errors of the block to `wrong` as sentences. Only `Unavailable` is raised."""
+    """Append errors of the block to `wrong`, as sentences. `Unavailable` is raised instead."""
     try:
         yield
     except Unavailable:

@@ -23,14 +23,14 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from .report import Verified, noted
 
 _PAGE = 1000
-"""Keys per response to an S3 list request."""
+"""Number of keys per response to an S3 list request."""
 
 
 def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
     """Check that each object exists and has the expected size.
 
-    Lists the folders while that is cheaper than one request per object: a list request returns 1,000 objects between
-    the first and the last. Raises only `Unavailable`.
+    Lists folders where that is cheaper than one request per object: a list request returns up to 1,000 objects.
+    Raises only `Unavailable`.
     """
     folders: dict[str, list[str]] = {}
     for key in sorted(expected):
@@ -57,7 +57,7 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Ver
 
 
 def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
-    """Return what is wrong with an object's size. Reads the last expected byte and the one after it."""
+    """Return a sentence if an object's size is wrong. Reads the last expected byte and the one after it."""
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -66,7 +66,7 @@ def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
 
 
 def check_entries(manifest: Manifest) -> Verified:
-    """Check what a manifest says of its SSTs."""
+    """Check that a manifest's entries for its SSTs are consistent."""
     version = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # Single entries are checked when the manifest is read (`store.versions.checks`).
     # The row with the larger `_seq` wins, so SSTs that may hold the same key must not share versions.
@@ -116,7 +116,7 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     """Return True if the SST's hashes are in one state partition, or if the number of partitions is unknown.
 
-    `partitions` are the numbers of partitions that the stage may have had; one must fit.
+    `partitions` are the numbers of partitions that the stage may have had when the SST was written; one must fit.
     `Sst.partition` is not used: the number of partitions may change while SSTs stay.
     """
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
@@ -158,11 +158,11 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
 
 
 class _Rule(NamedTuple):
-    """A rule for rows: where it is broken, and the values for its sentence."""
+    """Rule for rows: the rows that violate it, and the values for the sentence about them."""
 
     broken: npt.NDArray[np.bool_]
     says: str
-    """Sentence with a `{}` for each of `values`."""
+    """Sentence about a violation, with a `{}` for each of `values`."""
     values: tuple[npt.NDArray[np.integer], ...] = ()
 
 
@@ -225,7 +225,7 @@ def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule
 
 
 def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
-    """Yield the rules that rows are sorted by (`_hash`, key) with each key once, across batches."""
+    """Yield the rules of order: rows are sorted by (`_hash`, key), and each key occurs once, also across batches."""
     joined = rows if last is None else pa.concat_tables([last, rows]).combine_chunks()
     order, repeats = sort_keys(joined[HASH].to_numpy(), joined.select(key))
     skip = joined.num_rows - rows.num_rows

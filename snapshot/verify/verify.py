@@ -1,7 +1,7 @@
-"""Verification of a cut: recompute from the objects that it is consistent, complete and undamaged.
+"""Verification of a cut: computes from the stored objects if it is consistent, complete and undamaged.
 
 Shallow checks use manifests and object sizes. Deep checks read every byte, and Kafka if it still has the records.
-Damage is listed in the report; errors are raised only for what cannot be read at all.
+Damage is listed in the report; an error is raised only if something cannot be read at all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
 _Edge = tuple[str, str]
-"""Channel and receiver."""
+"""Channel and receiver, as a key."""
 
 
 def check_archives(
@@ -77,7 +77,7 @@ def _reread_archive(
 
 
 def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObject) -> Iterator[str]:
-    """Yield the differences between the records of an object and its index entry."""
+    """Yield the differences between an archive object's records and its index entry, `archived`."""
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []
     try:
@@ -108,7 +108,7 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObje
 
 
 class _PatientReader:
-    """Kafka reader that waits for Kafka once. After the first `Unavailable`, every call raises it again."""
+    """Kafka reader that waits for Kafka only once: after the first `Unavailable`, every call raises the same error."""
 
     def __init__(self, reader: Topics) -> None:
         self._reader = reader
@@ -139,26 +139,26 @@ class Report:
 
     app: str
     ref: str
-    """Short form of the cut, as in `Cut.ref`."""
+    """Short name of the cut, in the form of `Cut.ref`."""
     versions: dict[str, int]
     """Versions by stage, upstream first; stages whose manifest cannot be read are left out."""
     snapshot: str
     """Snapshot that names the cut; empty for none."""
     deep: bool
     ledger: tuple[LedgerEntry, ...]
-    """Counts of every channel, once per stage that reads it."""
+    """Counts of every channel, once for each stage that reads the channel."""
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
     """Differences; empty for an undamaged, consistent cut."""
     not_reread: tuple[str, ...]
-    """Records and markers that could not be read again because they are gone or unreachable; no differences."""
+    """Records and markers that could not be read again, because they are gone or unreachable; not differences."""
     not_looked_at: tuple[str, ...]
     """Parts that this verification does not cover, one line each."""
     requests: int
-    """Requests to the app's store root."""
+    """Number of requests to the app's store root."""
     bytes_read: int
     archives: tuple[ArchiveStatus, ...] = ()
-    """Input archives of the app, whatever the cut."""
+    """Input archives of the app, which do not depend on the cut."""
     thinned_out: Thinned | None = None
     """Requested and verified times, if garbage collection has deleted the requested moment; else None."""
 
@@ -178,7 +178,7 @@ def verify(
     topics: Topics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for a cut, given as a ref or as a `Cut`. Manifests are read again.
+    """Check everything that must hold for a cut, given as a ref or as a `Cut`. Its manifests are read again.
 
     Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
     also in-flight records and markers in Kafka. `topics` checks that Kafka's topics are still the same. `on_progress`
@@ -244,7 +244,7 @@ def _recount_all(
     captures: Mapping[_Edge, Captured],
     on_progress: Callable[[str], None],
 ) -> tuple[dict[_Edge, tuple[int, ...] | None], list[Verified]]:
-    """Read the objects of all captured channels: `recount` of each, by channel and receiver, and all checks."""
+    """Read the objects of all captured channels. Returns the counts by channel and receiver, and all checks."""
     counts: dict[_Edge, tuple[int, ...] | None] = {}
     checks: list[Verified] = []
     for edge, captured in captures.items():
@@ -256,13 +256,13 @@ def _recount_all(
 
 
 def _why_not_reread(entry: LedgerEntry) -> str:
-    """Return why a channel's records in flight were not read again; empty if they were, or were not to be."""
+    """Return why a channel's records in flight were not read again; empty if they were, or if it was not requested."""
     why = entry.in_flight.not_reread
     return f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {why}" if why else ""
 
 
 def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
-    """Yield what verifying a cut does not cover. Two requests. Unreadable objects add nothing."""
+    """Yield the parts that the verification of a cut does not cover. Two requests. Unreadable objects are ignored."""
     if not deep:
         yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
     yield "objects that only other versions and snapshots use"
@@ -277,7 +277,7 @@ def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
 
 
 def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tuple[Cut, Snapshot | None]:
-    """Return the cut as far as it can be read, and the snapshot that names it. Faults are added to `results`."""
+    """Return the readable part of the cut, and the snapshot that names the cut. Faults are added to `results`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
     versions: Mapping[str, int] = {}
@@ -312,7 +312,7 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tup
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
-    """Check that every reader is positioned where the sender's version that it consumed last ended."""
+    """Check that each reader's position is the end of the last version that it consumed from the sender."""
     for channel in channels(cut):
         # Unknown if the reader did not start at the beginning.
         if channel.input is None or not channel.input.passed:

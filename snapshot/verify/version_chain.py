@@ -18,7 +18,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
-    """Check that a version follows from the previous one, if that is kept. At most two requests."""
+    """Check that a version follows from the previous version, if the previous one is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
     with noted(wrong):
@@ -56,7 +56,7 @@ def whole_history(
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
-    """Return the first version of the gapless history, and all kept versions. Missing ones are added to `wrong`."""
+    """Return the first version of the gapless history, and all kept versions. Missing versions are added to `wrong`."""
     versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
     with noted(wrong):
@@ -81,9 +81,9 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
 
 
 def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
-    """Yield a sentence for everything that a version takes back of the previous one.
+    """Yield a sentence for every value that is lower in the version `later` than in the version `earlier`.
 
-    The first version of a clone or after a rename is not compared. A rewind may take back what it undoes.
+    The first version of a clone or after a rename is not compared. A rewind may lower the values that it undoes.
     """
     if later.begins:
         return
@@ -200,7 +200,7 @@ def _reset_differences(earlier: Input, later: Input, manifest: Manifest, new: Se
 
 
 def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
-    """Yield what is missing or wrong in what a version says of the records that it passed over."""
+    """Yield the faults in a version's record of lost messages: the offsets, versions and counts that it skipped."""
     if lost is None:
         if later.upstream and earlier.lost != later.lost:
             yield f"{sum(later.lost)} records are lost, previously {sum(earlier.lost)}, for no given reason"
