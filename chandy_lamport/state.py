@@ -93,7 +93,7 @@ def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple
 
 
 def marker_signal(channel: str, awaited: frozenset[str]) -> Signal:
-    """Return the signal that a marker on `channel` means, while markers are awaited on the channels `awaited`."""
+    """Classify a marker that arrives on `channel`; `awaited` are the channels whose markers are missing."""
     if channel not in awaited:
         return Signal.REPEATED_MARKER
     return Signal.MARKER if awaited - {channel} else Signal.LAST_MARKER

@@ -259,7 +259,7 @@ def _console(stderr: bool) -> "Console":
 
 
 def _write(text: str, stderr: bool) -> None:
-    """Write text in pieces so small that a pipe never takes part of one; unbuffered Python would not notice that."""
+    """Write text in pieces that a pipe accepts whole: unbuffered Python does not notice a partial write."""
     stream: TextIO = sys.stderr if stderr else sys.stdout
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Some terminals cannot encode all characters of our output.

@@ -357,7 +357,10 @@ class AppHistory(HasMoments):
         return Bisection(verdict, good_moment, bad_moment, explanation.guilty, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """Search with any predicate. `how` has more arguments of `search.bisect`; refs in it name the app."""
+        """Search with any predicate.
+
+        `how` has further arguments of `search.bisect`; refs in `how` must include the app's name.
+        """
         client = self._client
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)

@@ -504,7 +504,7 @@ class Moment(Shown):
         """Return the in-flight records of a channel, as a DuckDB relation.
 
         Raises:
-            NotFound: no stage writes such a channel, with the nearest name.
+            NotFound: no stage writes this channel; the error suggests the nearest name.
             Usage: no snapshot keeps the records, and no Kafka is configured.
             Refused: Kafka has deleted the records.
         """

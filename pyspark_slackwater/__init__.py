@@ -1,4 +1,4 @@
-"""Spark looks for packages of such a name: so `spark.read.format("slackwater")` needs no word before it."""
+"""Spark finds data sources in packages named `pyspark_*`: `spark.read.format("slackwater")` needs no setup."""
 
 from slackwater.spark import SparkSource as DefaultSource
 

@@ -38,7 +38,7 @@ class DeclaredStage:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A program, as an app of a given name."""
+    """The declarations of a program that is loaded under a given app name."""
 
     app: str
     stages: Mapping[str, DeclaredStage]

@@ -177,7 +177,7 @@ def export(
         from .transfer import export_iceberg
 
         if to is not None or force:
-            raise Usage("--iceberg writes no file", hint="omit DIR, FILE and --force")
+            raise Usage("--iceberg writes to its own root, not to a file", hint="omit DIR, FILE and --force")
         export_iceberg(session, ref, iceberg, table or (), every, keep)
         return
     if to is None or every is not None:

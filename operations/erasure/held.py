@@ -239,7 +239,7 @@ class Search:
                 yield manifest
 
     def is_copy(self, stage: str) -> bool:
-        """Return True if a stage copies a query's state: its side tables have rows with keys, not rejected records."""
+        """Return True if a stage copies the state of a Spark query. Its side tables then hold keyed rows."""
         return self.member.heads[stage].attached is not None
 
     def keys_of(self, stage: str, table: Table, side: str = "") -> Keys | None:

@@ -1,4 +1,4 @@
-"""Search for records that hold keys: records in which a field that leads to the key's column equals the key.
+"""Search for records that contain a key: a field from which the key column is derived equals the key.
 
 Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
 fields that lead to each column of one table's key. A record holds a key of several columns if it holds the value of

@@ -43,7 +43,7 @@ class Texts:
         return {name: frozenset(some) for name, some in numbers.items()}
 
     def stand_in(self, *texts: str) -> bool:
-        """Return True if a key occurs in one of these texts."""
+        """Return True if one of these texts contains a key."""
         return any(self.masked(text) != text for text in texts)
 
     def masked(self, text: str) -> str:

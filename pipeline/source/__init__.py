@@ -1,1 +1,1 @@
-"""Structured Streaming data sources: batches are planned and read; Spark's checkpoint is written; errors are marked."""
+"""Structured Streaming data sources: they plan and read batches, write Spark's checkpoint, and tag errors."""

@@ -14,7 +14,7 @@ from ...store.versions.keys import note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
-    """One kind of object. A command ignores objects of a kind for which its field is empty."""
+    """One kind of object, with a field for each command: a command ignores kinds whose field for it is empty."""
 
     place: str
     """Pattern of the key; `<word>` stands for one part of a name."""

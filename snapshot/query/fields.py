@@ -116,7 +116,7 @@ def parsed(data: bytes | str) -> tuple[Any, bool]:
 
 
 def _values(text: str) -> tuple[list[Any], bool]:
-    """Return the values that a text has in sequence, up to the first invalid one; and True if all were valid."""
+    """Parse concatenated values. Returns those before the first invalid one, and True if all were valid."""
     values, at = list[Any](), 0
     try:
         while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):

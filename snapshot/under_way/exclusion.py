@@ -109,7 +109,7 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
 
 
 def under(root: str) -> str:
-    """Return the root of an app as a suffix for messages; empty for the same root."""
+    """Return a message suffix that names the app's store root; empty if it is the current root."""
     return f" under {root}" if root else ""
 
 

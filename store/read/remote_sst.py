@@ -85,7 +85,7 @@ class RangedSst:
         return passed, parts
 
     def _are_few(self, group: int, num_keys: int) -> bool:
-        """Return True if `num_keys` is small enough for a row group that reading its page index saves bytes."""
+        """Return True if a row group has so few of the keys that reading its page index first saves bytes."""
         return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
     def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Time to live: the clocks by which rows expire, and the expired rows that a manifest can tell.
+"""Time to live: the clocks by which rows expire, and what a manifest alone says of expired rows.
 
 A row gets its expiry time (`_expires_at`) when it is written, and keeps it. The row is invisible to readers whose clock
 has reached that time. So the content of a version depends on its SSTs and on a clock, and the version stores the clock

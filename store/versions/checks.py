@@ -182,7 +182,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
 
 
 def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
-    """Yield the fields of SSTs that contradict others. There may be thousands: all SSTs are first checked at once."""
+    """Yield SST fields that contradict other fields. All SSTs are checked at once first: there may be thousands."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (

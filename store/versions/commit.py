@@ -64,7 +64,8 @@ def without_snapshots(manifest: Manifest) -> Manifest:
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Create the manifest of a version, durably. Costs one request, unless the number is taken.
 
-    Costs two more, a listing and a byte, if this process has not seen the number free within the last half minute: a
+    Costs two more requests, a listing and a read of one byte, if this process has not seen the number free within the
+    last half minute: a
     writer that was suspended could otherwise re-create a number that was used, and then collected or removed with its
     app.
 

@@ -186,7 +186,7 @@ def is_read_here(table: StateTable) -> bool:
 
 
 def is_list(table: StateTable) -> bool:
-    """Return True if a table is a list, of which changelogs have only the appended elements."""
+    """Return True if a table is list state: its changelogs contain only the appended elements."""
     return _LIST in table.spark_types
 
 

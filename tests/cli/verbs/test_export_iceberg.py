@@ -69,7 +69,7 @@ def test_kept_up_to_date_it_tells_what_moved(app: FlightsApp, tmp_path: Path) ->
     [
         (("flights",), "missing argument DIR or FILE"),
         (("flights", "out.duckdb", "--every", "1m"), "--every goes with --iceberg"),
-        (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes no file"),
+        (("flights", "out.duckdb", "--iceberg", "lake"), "--iceberg writes to its own root"),
         (
             ("flights/carriers@v3", "--iceberg", "lake", "--every", "1m"),
             "'flights/carriers@v3' always names the same moment",
