@@ -40,8 +40,7 @@ class StageMeter:
     """Adds up the requests of one stage. Used by one thread at a time, but any thread may update its counters.
 
     `folder` has the counts of the planner processes, a file for each; `stores` are the stores that the driver uses for
-    the
-    stage.
+    the stage.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,8 +160,7 @@ class Committer:
         """Make a version durable. Takes one request, or more if another version has its number.
 
         With `max_unflushed`, return once at most that many versions wait for their commit; while `in_order` is set,
-        once
-        this version is committed.
+        once this version is committed.
 
         Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
         a version that no batch can follow, `Outdated`, and `Refused` after `close`.

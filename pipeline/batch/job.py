@@ -351,9 +351,8 @@ def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[
 
     A task that is interrupted while it waits for a Python worker assumes that the worker daemon is dead, and Spark then
     kills the daemon with the workers of all other stages (Spark 4.3, `PythonWorkerFactory`). So one stage's poison
-    record
-    would fail the batches of all stages. A task cancelled without an interrupt ends at its next row, or, after four
-    seconds, together with its worker.
+    record would fail the batches of all stages. A task cancelled without an interrupt ends at its next row, or, after
+    four seconds, together with its worker.
     """
 
     def called(rows: DataFrame, batch: int) -> None:

@@ -211,8 +211,7 @@ class WriteTask(Task):
     """Task of a stage without state: sends the function's rows to the stage's outputs.
 
     Without `rows`, each output gets all rows, and column `_to_<n>` has a row's partition in output n. With `rows`,
-    output n
-    gets the rows with tag n, and column `_to` has their partition.
+    output n gets the rows with tag n, and column `_to` has their partition.
     """
 
     rows: tuple[pa.Schema, ...] = ()

@@ -176,8 +176,7 @@ class EmbeddedServer(ABC):
     """A server in a folder, on a port of 127.0.0.1 that stays the same after a restart.
 
     As a context manager, kills the server at the end, which is quick and loses no acknowledged data. The server ends
-    with
-    this process, even if this process is killed, unless `release` was called.
+    with this process, even if this process is killed, unless `release` was called.
     """
 
     name: ClassVar[str]
@@ -191,8 +190,7 @@ class EmbeddedServer(ABC):
 
         `port` None selects a free port, or another free port if that is taken before the server listens. The server's
         output is appended to `log`, by default `server.log` in the folder. `tell` receives progress messages, such as
-        those
-        of the download at the first start.
+        those of the download at the first start.
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port

@@ -60,8 +60,7 @@ class EmbeddedKafka(EmbeddedServer):
     """A Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`; clients connect to `broker.bootstrap`.
 
     `kill` and another `start` simulate a crash and recovery: the port and the data stay the same, and the broker
-    answers
-    after about 3 s.
+    answers after about 3 s.
     """
 
     name: ClassVar[str] = "Kafka"

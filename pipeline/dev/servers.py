@@ -95,12 +95,9 @@ class DevServers:
         """Start the servers that do not run, and wait until both answer. Returns the names of the started servers.
 
         If no port is given, a server uses its last port, else its usual port, else any free port; it changes to a free
-        port
-        if another program takes its port during the start. After an error or Ctrl-C, the servers started by this call
-        are
-        stopped. Raises `Refused` if a given port is taken, if a server already runs on another port than requested, or
-        if
-        the folder cannot be written, and the errors of `EmbeddedServer.start`.
+        port if another program takes its port during the start. After an error or Ctrl-C, the servers started by this
+        call are stopped. Raises `Refused` if a given port is taken, if a server already runs on another port than
+        requested, or if the folder cannot be written, and the errors of `EmbeddedServer.start`.
         """
         try:
             self._control.mkdir(parents=True, exist_ok=True)

@@ -87,8 +87,7 @@ class Clients:
         """Lend a consumer for exclusive use during the context. An idle consumer has no assignment and fetches nothing.
 
         Otherwise it would fetch records ahead that usually another worker reads, and a fetch that waits at the end of
-        one
-        partition would delay the first fetch of the next partition.
+        one partition would delay the first fetch of the next partition.
         """
         try:
             consumer = self._idle.pop()

@@ -348,8 +348,7 @@ class StoredFormats:
         """Return decoded values in parts, each with its rows, and error reasons by row; implements `Formats.decoded`.
 
         `how` is the JSON of `decode`'s arguments. If it has no subject, each message is decoded by the schema with the
-        id in
-        its header.
+        id in its header.
         """
         try:
             arguments = json.loads(how)

@@ -2,9 +2,8 @@
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
 manifests name. So the content is fixed before anything is published, and a publisher only needs to store its place.
-Rows
-and the place after them must be published atomically. The target ensures that: Kafka by a transaction, a function's
-receiver by the version number.
+Rows and the place after them must be published atomically. The target ensures that: Kafka by a transaction, a
+function's receiver by the version number.
 """
 
 from __future__ import annotations
@@ -152,10 +151,8 @@ class Publisher:
         """Publish the next part; return False if all committed rows are published.
 
         After `Overtaken` or `Broken`, the step had no effect or its whole effect; `open` tells which. Raises
-        `Corruption` if
-        the internal topic does not have the rows that manifests name, and another `SlackwaterError` if the rows cannot
-        be
-        read or published.
+        `Corruption` if the internal topic does not have the rows that manifests name, and another `SlackwaterError` if
+        the rows cannot be read or published.
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:

@@ -40,8 +40,7 @@ class SinkThread(threading.Thread):
     """Publishes the committed rows of one sink, from the thread's start until `stop`.
 
     `accept_loss`: True to continue without rows that Kafka has lost. `patience_s`: seconds for which Kafka, or a
-    function,
-    may fail.
+    function, may fail.
     """
 
     def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:

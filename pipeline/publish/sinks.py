@@ -37,9 +37,8 @@ def check_targets(
     """Check that the sinks of the stages to run can be published.
 
     `reads` has the topics that the app reads under another name, by the declared name. `publishes` has the topic of
-    each
-    sink of a clone; it is None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may not be
-    written or that the app reads.
+    each sink of a clone; it is None if topics are as declared. Raises `NotFound`, and `Refused` for a topic that may
+    not be written or that the app reads.
     """
     targets = {
         (publishes or {}).get(sink.name, sink.name): stage.name
@@ -95,8 +94,7 @@ def claimed(
     Sinks from a withdrawn promotion are dropped: none of their rows were to be published.
 
     Raises `Refused` if the program no longer has a sink of which some rows are not published. With `accept_loss`, the
-    sink
-    is dropped instead.
+    sink is dropped instead.
     """
     declared = {sink.name: sink for sink in written(stage, publishes)}
     sinks, promotion = {}, draft.promotion

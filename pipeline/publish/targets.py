@@ -139,8 +139,7 @@ class ToTopic:
         """Return the place of a sink whose place Kafka does not have, and write that place to Kafka.
 
         The place is the one in the store, or the sink's beginning if the store has none. If rows may have been
-        published
-        after it, raises `Refused`; with `accept_loss`, the place is that of the claim.
+        published after it, raises `Refused`; with `accept_loss`, the place is that of the claim.
         """
         begin, sink = self.book.began() if stored is None else stored, self.book.sink
         if stored is not None and stored.rows < sink.sent:

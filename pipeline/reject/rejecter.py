@@ -251,8 +251,7 @@ class BatchRejecter:
         """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.
 
         Records that were too large for a sink's topic are sent again unchanged. Raises `Refused` if the program does
-        not
-        read the input of a record.
+        not read the input of a record.
         """
         rows = self._table_of(batch).rows(batch.base)
         waiting = rows.filter(pc.is_null(rows["retried"]))

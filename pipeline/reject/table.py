@@ -58,8 +58,7 @@ class RejectedTable:
         """Return the table of the version after `base`: one or more rows are upserted, and runs are merged if due.
 
         `changed` has rows in the form of `row_of`. `added` is the number of new rows; `waiting` is the change in the
-        number
-        of records that wait for a retry, negative if some were retried.
+        number of records that wait for a retry, negative if some were retried.
         """
         previous = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)

@@ -193,8 +193,7 @@ class Claimer:
 
         Returns the stage's head (None for a new stage) and its start positions by the input's declared name. Raises
         `Refused` if the names of the key columns, the kind of state or an input changed, `Gone` if input offsets are
-        lost,
-        and `NotFound` if an input topic does not exist.
+        lost, and `NotFound` if an input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
@@ -335,8 +334,7 @@ class Claimer:
         """Return a stage's start positions by the input's declared name. `head` is None for a new stage.
 
         With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are claimed
-        already.
-        Raises what `check` raises.
+        already. Raises what `check` raises.
         """
         left_off: dict[str, Input | None] = {}
         if head is not None:

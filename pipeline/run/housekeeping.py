@@ -157,8 +157,7 @@ class Collector:
 
     The store records the app's last collection by any process. Among several runners of an app, the one that owns the
     first running stage collects, as its epoch shows. If that runner misses its turn, another one collects. Two
-    concurrent
-    collections do no harm.
+    concurrent collections do no harm.
     """
 
     store: ObjectStore
@@ -219,8 +218,7 @@ def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, reade
     """Return what a stage waits for, as a phrase; empty while the stage works, or if that is unknown.
 
     `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
-    promotion
-    holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
+    promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
     """
     if busy:
         return "a free core" if queued else ""

@@ -58,9 +58,8 @@ def run(
     """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
     `listener` gets the events of the run. The run ends when the event `stop` is set; with None, this function handles
-    the
-    signals itself. Raises `StopRequested` if a given `stop` is set before the first batch, `Fenced` if a newer runner
-    took a stage over, and another `SlackwaterError` for any other error. Committed versions are never lost.
+    the signals itself. Raises `StopRequested` if a given `stop` is set before the first batch, `Fenced` if a newer
+    runner took a stage over, and another `SlackwaterError` for any other error. Committed versions are never lost.
     """
     with ExitStack() as stack:
         stack.enter_context(running(app.name))

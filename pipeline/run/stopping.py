@@ -68,8 +68,7 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
     """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
     `StopRequested` ends the block and is not raised further. `on_ask` is called with the event when the event is set,
-    and
-    when its `now` is set: immediately, on a thread of its own, whatever the main thread does.
+    and when its `now` is set: immediately, on a thread of its own, whatever the main thread does.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

@@ -155,11 +155,9 @@ class CatchUp:
     """Detects that all stages have read all records present at the start, like Structured Streaming's `availableNow`.
 
     Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
-    its
-    topics up to their ends at the start; it has read its channels up to the version with which their writers were done;
-    and no row is left that falls due at its watermark. A writer that does not run here counts as done with its head at
-    the
-    start.
+    its topics up to their ends at the start; it has read its channels up to the version with which their writers were
+    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done with its
+    head at the start.
     """
 
     store: ObjectStore
@@ -262,8 +260,7 @@ class Supervisor:
         """Start the queries, at most as many at the same time as there are cores.
 
         Spark runs each source in its own process, and gives it ten seconds to start. If all sources of a large app
-        started
-        at once, they would take longer on a small machine.
+        started at once, they would take longer on a small machine.
         """
         at_once = os.cpu_count() or 1
         self.listener.doing(f"starting {_stages([runner.stage.name for runner in self.runners])}")

@@ -32,8 +32,8 @@ class Pace:
     """Decides when a stage may start a batch: at most one per trigger interval, and none while `is_held` returns True.
 
     Requests for snapshots are exempt from both rules. Batches start at whole multiples of the interval on the wall
-    clock,
-    like Structured Streaming's, so that the inputs of a stage, each planned in a process of its own, are due together.
+    clock, like Structured Streaming's, so that the inputs of a stage, each planned in a process of its own, are due
+    together.
     """
 
     interval_s: float
@@ -70,8 +70,7 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     """Return end offsets with at most `max_records` in all, divided among partitions in proportion to their backlog.
 
     Partitions missing in `start` are new and begin at 0. This is the rule of Structured Streaming's
-    maxOffsetsPerTrigger,
-    except that each partition with a backlog moves by at least one record.
+    maxOffsetsPerTrigger, except that each partition with a backlog moves by at least one record.
     """
     begins = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]

@@ -196,8 +196,7 @@ class RequestWatch:
         """Poll if due; return True if there may be new requests for snapshots, retries or stages.
 
         `busy`: batches were committed since the last call, so that more reads hardly add cost. Raises `Corruption` for
-        a
-        damaged request.
+        a damaged request.
         """
         now_s = self.clock()
         if now_s - self._looked_s < (_BUSY_S if busy or self.held else _IDLE_S):

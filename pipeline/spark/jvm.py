@@ -6,10 +6,9 @@ session of its own and is started with SIGTERM ignored. It keeps ignoring a sign
 do its children. The JVM ends when its standard input breaks, that is, when this process ends in any way.
 
 Python processes import pyspark from its installation. Otherwise Spark would put its own `pyspark.zip` and a jar first
-on
-their path, and modules in a zip are never cached as bytecode. That costs half a second of a core for each process, and
-the first batch of every source starts four, one after the other. Planners are forked (`planner_server.py`) and get one
-numpy thread, like Spark's workers, not one for each core. Terminal output of all these processes is filtered.
+on their path, and modules in a zip are never cached as bytecode. That costs half a second of a core for each process,
+and the first batch of every source starts four, one after the other. Planners are forked (`planner_server.py`) and get
+one numpy thread, like Spark's workers, not one for each core. Terminal output of all these processes is filtered.
 """
 
 import os
@@ -123,10 +122,9 @@ def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = F
     """Set `PYSPARK_PYTHON` during the block, unless it is set already, to the Python that Spark starts.
 
     That is this process's Python, which has slackwater and its dependencies. `on_this_machine`: Spark starts Python
-    only
-    on this machine, so a script can be used that removes the zips from the path. `configured` is the Python of the
-    run's
-    settings. With `starts`, a session starts in the block, and planners are forked from a server with their imports.
+    only on this machine, so a script can be used that removes the zips from the path. `configured` is the Python of the
+    run's settings. With `starts`, a session starts in the block, and planners are forked from a server with their
+    imports.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield

@@ -1,7 +1,7 @@
 """Replacement for one of Spark's planner processes: asks a server to fork the process, or else becomes it.
 
-The server is `planner_server.py`. A script with minimal imports:
-`python -IS planner_client.py SOCKET PYTHON -m MODULE WORD...`.
+The server is `planner_server.py`. A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE
+WORD...`.
 """
 
 import os

@@ -51,9 +51,9 @@ def spark_session(
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
     Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that its tasks can
-    import.
-    Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises `Refused`
-    for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the block.
+    import. Once `hurry` is set, the block's end does not wait for Spark to stop: Spark ends with this process. Raises
+    `Refused` for Spark Connect, if Spark does not start (most often without Java), or if its JVM ended during the
+    block.
     """
     chosen = conf or {}
     check_start(master, chosen)

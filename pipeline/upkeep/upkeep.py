@@ -1,8 +1,7 @@
 """Background work of a stage with a table: merges, prefetching, write stalls.
 
 Runs a few merges of a stage at a time, in threads of the driver (Arrow releases Python's lock). The next version names
-a
-merge's result instead of its inputs; a result that no version names is an orphan.
+a merge's result instead of its inputs; a result that no version names is an orphan.
 """
 
 import dataclasses
@@ -177,8 +176,7 @@ class Upkeep:
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
         waits. `merges` are the `finished` merges that were offered to the version, which named their results or dropped
         those that did not fit. `missed` are the objects to prefetch, of which the version's batch read byte ranges;
-        None
-        without a batch.
+        None without a batch.
         """
         due = pick_for(head)
         if head.forgotten != self._head.forgotten:

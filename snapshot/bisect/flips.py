@@ -131,8 +131,8 @@ A wrong row counts until its key is written again, or the row expires.
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
     """Return all versions between two moments at which a row-local predicate turned bad, or good again.
 
-    Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if
-    the scan would read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
+    Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if the scan would
+    read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
     """
     watched = between.watched & between.high.stages.keys()
     # With resource limits for untrusted users, nothing but the evaluations may run.

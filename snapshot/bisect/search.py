@@ -56,10 +56,10 @@ def bisect(
 ) -> Verdict:
     """Find the first commit of the app's line, between two moments, that made something wrong.
 
-    Tables without a version at a moment are empty there. Versions with the same rows are not
-    evaluated twice, nor those of tables that the predicate does not name: O(log versions) evaluations
-    per table. An end that is not a prefix of the line, such as a snapshot, is moved to the next prefix: the good end
-    back, the bad one forward. If versions were collected, the remaining moments are searched.
+    Tables without a version at a moment are empty there. Versions with the same rows are not evaluated twice, nor those
+    of tables that the predicate does not name: O(log versions) evaluations per table. An end that is not a prefix of
+    the line, such as a snapshot, is moved to the next prefix: the good end back, the bad one forward. If versions were
+    collected, the remaining moments are searched.
 
     A `predicate` given as SQL is short for `Where`. `good` and `bad` are refs, by default the beginning of the app's
     history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to report

@@ -59,9 +59,9 @@ def rescale(
 ) -> Rescaled:
     """Set the number of state partitions of a stage's table, from 1 to `limits.MAX_PARTITIONS`.
 
-    Open snapshots continue. A runner of the stage is fenced, and uses the new number after a
-    restart. Writes one manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks.
-    If the table has this number already, only the log entry is added, if an interrupted call did not add it.
+    Open snapshots continue. A runner of the stage is fenced, and uses the new number after a restart. Writes one
+    manifest and one audit log entry, each with `by`, user@host; `dry_run` only checks. If the table has this number
+    already, only the log entry is added, if an interrupted call did not add it.
 
     Raises `Usage` if the number is out of range, `NotFound` if the app or stage does not exist, `Refused`
     if the stage has no table or is retired, `CommitConflict` if other writers kept winning the race for the next

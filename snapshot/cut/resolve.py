@@ -23,8 +23,8 @@ T = TypeVar("T")
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
     """Return the consistent cut that a ref names. Its rows are expired as of the ref's moment.
 
-    Relative times count from `now_ms`. Raises `Usage` (`text` is no ref) and `NotFound` (the app,
-    stage, snapshot or version does not exist, or the app's history begins later).
+    Relative times count from `now_ms`. Raises `Usage` (`text` is no ref) and `NotFound` (the app, stage, snapshot or
+    version does not exist, or the app's history begins later).
     """
     ref = parse(text, now_ms=now_ms)
     return _with_expiry(cut_at(store, ref), ref, now_ms)
@@ -116,9 +116,9 @@ def as_known(store: ObjectStore, cut: Cut) -> Cut:
 def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
     """Return the consistent cut of a parsed ref. It has all stages of the app, even for a ref to one stage.
 
-    A new name of a stage also works for moments before it was renamed. With `alone`, returns
-    only the ref's stage without reading others. Raises `NotFound` (the app, stage, snapshot or
-    version does not exist, or the app's history begins later).
+    A new name of a stage also works for moments before it was renamed. With `alone`, returns only the ref's stage
+    without reading others. Raises `NotFound` (the app, stage, snapshot or version does not exist, or the app's history
+    begins later).
     """
     app, stage = ref.app, ref.stage
     stages = (stage,) if alone else stages_of(store, app, stage)

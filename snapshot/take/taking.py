@@ -73,8 +73,8 @@ class StageAnswer:
 def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     """Request a snapshot of a running app, whose stages answer one after the other.
 
-    Raises `Usage` (invalid name), `NotFound` (the app does not exist) and `Refused` (the name is taken
-    or requested already; every stage is retired; or keys are being forgotten).
+    Raises `Usage` (invalid name), `NotFound` (the app does not exist) and `Refused` (the name is taken or requested
+    already; every stage is retired; or keys are being forgotten).
     """
     check_new_name("snapshot", name)
     apps.read_app(store, app)

@@ -360,8 +360,8 @@ HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
 def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:
     """Raise `Refused` if a thing under way refuses an operation. With `columns`, only these things are checked.
 
-    A dry run is refused only by what the operation would have to finish first. Costs one or
-    two requests for each column. Removal and creation of the app are reported by `history.list_stages`.
+    A dry run is refused only by what the operation would have to finish first. Costs one or two requests for each
+    column. Removal and creation of the app are reported by `history.list_stages`.
     """
     blocking = Does.FINISHES if dry_run else Does.REFUSED
     blockers = [column for column in columns or SIGNS if LAW[intent][column] is blocking]

@@ -40,9 +40,9 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
 
     The stage's function returns one DataFrame for each input, as a tuple in the order of `reads`, each with
     `withWatermark`: that column is the time of its rows. Two rows match if their keys are equal and their times differ
-    by at most `within`, whichever came first. In Spark, the condition is
-    `right.at BETWEEN left.at - INTERVAL … AND left.at + INTERVAL …`. For each pair the stage emits one row, in the
-    batch of the later row: the key, the other columns of the left, and those of the right.
+    by at most `within`, whichever came first. In Spark, the condition is `right.at BETWEEN left.at - INTERVAL … AND
+    left.at + INTERVAL …`. For each pair the stage emits one row, in the batch of the later row: the key, the other
+    columns of the left, and those of the right.
 
     The table has the waiting rows: for each key, two lists of structs named after the inputs. A row is removed when the
     stage's watermark has passed its time by more than `within`, so that only late rows could match it; a key without

@@ -1,8 +1,7 @@
 """Structs in Python, as code for Spark's stateful operators sees them, and in Arrow.
 
-Between the two forms, structs are tuples of Spark's internal values, which Spark's own types convert: a
-timestamp is the number of microseconds since 1970 UTC, a date the number of days, a nested struct a
-tuple.
+Between the two forms, structs are tuples of Spark's internal values, which Spark's own types convert: a timestamp is
+the number of microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
 """
 
 from collections.abc import Callable, Sequence

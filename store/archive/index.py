@@ -1,13 +1,11 @@
 """Indexes of a topic's archive: numbered objects, each of which lists the whole content and replaces the one before.
 
-Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and
-forgetting are pure functions from the newest index to the next; a writer that loses the race for a number
-repeats its function on the new head (`change`). Objects are put before an index names them. Garbage
-collection deletes objects that no index names.
+Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
+functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
+head (`change`). Objects are put before an index names them. Garbage collection deletes objects that no index names.
 
-A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives the
-new topic another id, and it gets an archive of its own, under the next `life`, so that records of the two
-topics never mix.
+A topic that was deleted and re-created under its name counts its offsets from 0 again. Kafka gives the new topic
+another id, and it gets an archive of its own, under the next `life`, so that records of the two topics never mix.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

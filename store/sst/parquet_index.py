@@ -1,19 +1,18 @@
 """Parquet's footer, page index and Bloom filters as values, and single pages of a file as a Parquet file of their own.
 
-Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from
-Parquet's metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only
-the fields that are needed. Arrow then decodes the chosen pages from a file made of these pages alone: the
-same bytes, under a footer with new offsets.
+Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from Parquet's
+metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only the fields that are
+needed. Arrow then decodes the chosen pages from a file made of these pages alone: the same bytes, under a footer with
+new offsets.
 
-Bloom filters over the key hashes, at one byte a row, skip row groups that cannot have a key. They are
-Parquet's own split-block Bloom filters over `_hash`, one for each row group, between the last row group
-and the footer, so that any Parquet reader profits, DuckDB too. Arrow writes them; this module probes
-them, for all keys of a look-up at once. With eight bits a row, a filter passes all keys that the row
-group has, and 3 of 100 keys that it lacks.
+Bloom filters over the key hashes, at one byte a row, skip row groups that cannot have a key. They are Parquet's own
+split-block Bloom filters over `_hash`, one for each row group, between the last row group and the footer, so that any
+Parquet reader profits, DuckDB too. Arrow writes them; this module probes them, for all keys of a look-up at once. With
+eight bits a row, a filter passes all keys that the row group has, and 3 of 100 keys that it lacks.
 
-The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`),
-after Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes
-a value with XXH64, so `_hash` is hashed once more.
+The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
+Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
+`_hash` is hashed once more.
 """
 
 from collections.abc import Callable, Mapping, Sequence

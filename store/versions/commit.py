@@ -65,9 +65,8 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Create the manifest of a version, durably. Costs one request, unless the number is taken.
 
     Costs two more requests, a listing and a read of one byte, if this process has not seen the number free within the
-    last half minute: a
-    writer that was suspended could otherwise re-create a number that was used, and then collected or removed with its
-    app.
+    last half minute: a writer that was suspended could otherwise re-create a number that was used, and then collected
+    or removed with its app.
 
     Raises:
         Fenced: a writer with a newer epoch took the number, or took it and it was collected; this writer must stop.
