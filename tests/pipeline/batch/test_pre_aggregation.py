@@ -186,7 +186,9 @@ def test_batches_at_different_times_run_the_same_code() -> None:
     codes = []
     for bound_ms in (ms(NOON), ms(NOON) + 12_345):
         times = Times((Watermark(("at",), 0, ("in",)),), bound_ms)
-        with with_settings(spark(), PLANNED_AT_ONCE):
+        # Other tests leave a session active in which queries are interpreted.
+        compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+        with with_settings(spark(), PLANNED_AT_ONCE | compiled):
             parts, _ = added_up(frame_of(rows), task_of(bound, KEY, ROWS, times=times))
             stages = listed(parts._jdf.queryExecution().debug().codegenToSeq())
         codes.append([str(stage._2()) for stage in stages])
