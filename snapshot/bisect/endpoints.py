@@ -106,7 +106,7 @@ class Ends:
             hint = "garbage collection removed the earlier versions, so the first bad commit cannot be found"
         elif not self.good:
             where = f"the beginning of the history of {low.app}"
-            hint = "choose a later --good, or a predicate that is not true from the start"
+            hint = "give a later --good, or a predicate that is not true from the start"
         elif self.between.is_whole and until_low.ordered() and (earlier := until_low.middle()) is not None:
             hint = f"try --good {evaluator.ref(earlier)}"
         finding = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"

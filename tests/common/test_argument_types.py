@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[StoredApp], object], str]] = {
     "forget of a dict": (lambda app: app.forget({"carriers": "C1"}), "forget(): keys has 'carriers': 'C1'"),
     "forget of two": (
         lambda app: app.forget({"carriers": ["C1"]}, "C1"),
-        "with a key as the second argument",
+        "with a key as the second argument, the first must be the name of its table",
     ),
     "snapshot": (lambda app: app.snapshot(5), "snapshot(): name is 5; expected str"),
     "clone": (

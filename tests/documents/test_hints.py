@@ -34,7 +34,7 @@ RAISED_BY = {
     "operations/disaster_recovery/": ("replicate",),
     "operations/maintenance/removal.py": ("app rm", "clone rm", "clone refresh"),
     "snapshot/bisect/": ("bisect",),
-    **{f"snapshot/change/{file}.py": ("promote",) for file in ("switch",)},
+    "snapshot/change/switch.py": ("promote",),
     **{f"snapshot/change/{file}": ("migrate",) for file in ("migrat", "fill")},
     "snapshot/change/edit": ("edit",),
     "snapshot/gc/": ("gc",),

@@ -161,7 +161,7 @@ def test_a_query_that_looks_at_more_than_a_row_is_refused_with_the_reason(
 ) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
-    with pytest.raises(Refused, match=f"it has ({reason})"):
+    with pytest.raises(Refused, match=f"the query does not decide row by row: it has ({reason})"):
         row_local(sql, app.heads)
     assert scan_if_cheap(app.store, cache, Where(sql), between(app.store, "flights", Where(sql))) is None
 
