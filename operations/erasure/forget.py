@@ -190,9 +190,9 @@ def _check_clear(searches: Sequence[Search]) -> None:
 
 
 def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
-    """Put the notes that mark the apps, and take the keys out of all objects named now.
+    """Mark the apps as being erased from, and remove the keys from every object that manifests name now.
 
-    After an error, the notes that this call put are deleted if nothing was rewritten. Raises `Refused` if no object
+    After an error, the marks of this call are deleted if nothing was rewritten. Raises `Refused` if no object
     holds a key.
     """
     fresh = _begin(work)
@@ -210,9 +210,9 @@ def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
 
 def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
     """Yield the app and name of each snapshot from which this erasure removed keys."""
-    member = search.member
+    member, since_ms = search.member, _note(search).time_ms
     for name, at_ms in forgotten.cached(member.store, member.app).snapshots.items():
-        if at_ms >= _note(search).time_ms:
+        if at_ms >= since_ms:
             yield member.app, name
 
 
@@ -395,7 +395,7 @@ def _note(search: Search) -> Forgetting:
 
 
 def _begin(work: Work) -> bool:
-    """Put the notes that mark the apps; returns True if there were none.
+    """Mark the apps as being erased from; returns True if none was marked.
 
     Raises `Refused` if other keys are being forgotten.
     """
