@@ -29,7 +29,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooMany(Exception):
-    """More items fail than allowed. `found` has the last item of each group known to fail, ascending."""
+    """More items fail than allowed. `found` has the last item of each failing group found so far, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")

@@ -477,11 +477,11 @@ def _gone_table(gone: Sequence[GoneRows]) -> Iterator[Block]:
 
 def _unread(unread: Sequence[Held]) -> Iterator[Block]:
     """Yield warnings about records that no stage has read yet, and that will bring a forgotten key back."""
-    for held in unread:
-        count = plural(sum(held.fields.values()), "record")
+    for topic in unread:
+        count = plural(sum(topic.fields.values()), "record")
         yield (
-            f"{held.object} has {count} of a key that no stage has read yet ({', '.join(held.fields)}), which bring it "
-            "back: forget it again once they are read"
+            f"{topic.object} has {count} of a key that no stage has read yet ({', '.join(topic.fields)}), which bring "
+            "it back: forget it again once they are read"
         )
 
 

@@ -47,7 +47,7 @@ class DeclaredFields:
     def of(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
         """Yield the declared fields of a topic or channel.
 
-        Fields declared without a topic or channel apply to all that are `connected` with the table.
+        Fields declared without a topic or channel apply to every topic and channel in `connected`.
         """
         for text in self.tables.get(table, ()):
             where, name = _split(text)

@@ -62,7 +62,7 @@ class PromotionPlan:
         return self.to == self.over
 
     def switch(self, number: int, at: Standing, by: str) -> Switch:
-        """Return the switch of the two apps at these offsets."""
+        """Return the hand-over from the old app to the new one at these offsets."""
         topics, before = (dict(sinks) if sinks is not None else None for sinks in (self.topics, self.before))
         promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)
         return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)

@@ -71,7 +71,7 @@ def update(
 
 
 def schema_of(columns: Columns) -> pa.Schema:
-    """Return the Arrow schema of columns. Raises `Usage` if Spark cannot parse the text."""
+    """Return the Arrow schema of columns declared as DDL text. Raises `Usage` if Spark cannot parse it."""
     if isinstance(columns, pa.Schema):
         return columns
     # Imported here so that importing the package does not load Spark.

@@ -90,9 +90,10 @@ class VersionedTable:
 
     @classmethod
     def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
-        """Return the table `APP/TABLE` at a moment, in the form after the `@` of a ref; empty for the newest.
+        """Return the table that `path` (`APP/TABLE`) names at the moment `at`, the part of a ref after `@`.
 
-        Raises `Usage` for an invalid path or moment, and `NotFound` for one that does not exist.
+        An empty `at` is the newest moment. Raises `Usage` for an invalid path or moment, and `NotFound` for one that
+        does not exist.
         """
         store, (app, table) = place.open(), _names(path)
         cut = resolve(store, in_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)

@@ -1,4 +1,4 @@
-"""Secrets that names of hidden values are made with, and the values that names stand for.
+"""Pseudonyms of hidden values: the secrets that derive them, and the value behind each.
 
 A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so
 all instances give equal values the same name. Without access to the store, a client cannot guess values by their

@@ -198,7 +198,7 @@ def called_since(store: ObjectStore, app: str, stage: str) -> str:
 
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Read a version of a stage, also by a name that the stage got later. Raises the errors of `history.read`."""
+    """Read a version of a stage. `stage` may be its name since a later rename. Raises the errors of `history.read`."""
     if (manifest := history.find(store, app, stage, version)) is not None:
         return manifest
     head = history.head(store, app, stage)

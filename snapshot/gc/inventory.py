@@ -1,4 +1,4 @@
-"""Inventory of an app for a collection: listed objects, orphans, and the input of reachability.
+"""Inventory of an app for garbage collection: listed objects, orphans, and what reachability is computed from.
 
 The order matters, because the app may be running. SSTs are listed before manifests, so that an SST committed in between
 counts as named. Heads are read before snapshots, as a stage remembers the version it recorded until the snapshot is

@@ -185,7 +185,7 @@ class Mapped:
 
     @staticmethod
     def of(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
-        """Create the value from an SST's rows. Raises `Corruption` if the table never had the rows' columns."""
+        """Build an SST's cache entry from its rows. Raises `Corruption` if the table never had their columns."""
         reading = check_shape(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return Mapped(tuple(Block.of(batch, reading) for batch in rows), memory_bytes, table)
 

@@ -88,7 +88,7 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
 
 
 class Rejected(NamedTuple):
-    """Numbers of records that a stage rejected."""
+    """Counts of the records that a stage rejected."""
 
     rows: int
     total: int

@@ -156,7 +156,7 @@ def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], n
 
 
 def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """Return the index of the row with the numeric value nearest to the change of its key; None for a tie.
+    """Return the index of the row whose number is nearest to the change of its key's table row; None for a tie.
 
     Of the key's numeric columns, the one with the largest relative change is used.
     """

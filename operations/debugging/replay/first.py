@@ -150,7 +150,7 @@ class RecordSearch(BadBatch):
         return self._record(parts)
 
     def _descend(self, parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:
-        """Return the parts with which the moment turns bad, and add the earlier parts to `fixed`."""
+        """Return the first parts that turn the moment bad, and add the parts before them to `fixed`."""
         replays_before, clusters = self.replays, self.batches.clusters(parts)
 
         def is_bad(count: int) -> bool:

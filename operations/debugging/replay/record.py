@@ -400,7 +400,7 @@ def message_at(kafka: Kafka, address: Address, topic_id: str, patience_s: float)
 
 
 def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
-    """Return the record that made a key's row what a version committed, as far as replays prove it.
+    """Return the record that caused the row, or the deletion, of a key in a version, as far as replays prove it.
 
     If several records of the batch reach the key (`Guilty.of_key`), the last record that changed the row is returned.
     `version` wrote the row, or removed it; `key` is one row of key columns, as `parse_key` returns it. Raises
@@ -419,7 +419,7 @@ def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guil
 
 @dataclass(frozen=True, slots=True)
 class _IsAsCommitted(OfAllTables):
-    """Predicate that selects the key in moments where the key's row, or its absence, is what a version committed."""
+    """Predicate that selects a key if its row, or the lack of one, is as a given version committed it."""
 
     stage: str
     key: pa.Table

@@ -1,4 +1,4 @@
-"""History of an attached app, continued by that of a checkpoint, which lacks batches that the query has removed.
+"""History of an attached app, followed by the later batches that the query's checkpoint still has.
 
 An attached app has a version for each batch that it followed. Its history begins after its last gap.
 """

@@ -38,7 +38,7 @@ class ReadableTable(Protocol):
 
     @property
     def values(self) -> pa.Schema:
-        """All other columns. Names are unique in the table."""
+        """Columns outside the key. A name occurs once in the table, the key included."""
 
 
 @dataclass(frozen=True, slots=True)
