@@ -109,8 +109,8 @@ def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[floa
     return {name: turn(name, BATCH)[WARM_UP:] for name in SIDES}
 
 
-def app_of(topic: str) -> sw.App:
-    """Counts and sums by leg, of a topic of flights."""
+def app_of(topic: str, partitions: int = PARTITIONS) -> sw.App:
+    """Return an app that counts and sums the flights of a topic by leg, in a table of `partitions` state partitions."""
     import slackwater as sw
 
     app = sw.App("bench")
@@ -119,7 +119,7 @@ def app_of(topic: str) -> sw.App:
         reads=sw.topic(topic),
         key="leg",
         state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
-        table=sw.table(partitions=PARTITIONS),
+        table=sw.table(partitions=partitions),
     )
     def legs(flights: DataFrame) -> DataFrame:
         return _legs(flights)

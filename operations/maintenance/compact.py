@@ -156,7 +156,7 @@ class StageCompactor:
                 return
             tables = tables_of(head)
             if full and todo is None:
-                todo = {name: set(range(at.table.partitions)) for name, at in tables.items() if at.table is not None}
+                todo = {name: set(range(at.table.ranges)) for name, at in tables.items() if at.table is not None}
             due: list[tuple[Table, Compaction]] = []
             for name, at in tables.items():
                 remaining = todo.get(name, set()) if todo is not None else None

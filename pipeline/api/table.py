@@ -116,6 +116,7 @@ class TableOptions:
     """Options of a stage's table, as `table` takes them. `ttl` is None if rows never expire."""
 
     partitions: int
+    tasks: int | None
     ttl: Ttl | None
     compaction: Policy
     l0_slowdown: int
@@ -127,6 +128,7 @@ class TableOptions:
 def table(
     *,
     partitions: int = 4,
+    tasks: int | None = None,
     ttl: str | None = None,
     ttl_by: str | None = None,
     compaction: Policy | None = None,
@@ -137,8 +139,10 @@ def table(
     """Return options of the table that a stage with state keeps.
 
     Args:
-        partitions: Number of state partitions of a new table: the number of concurrent tasks on the state, and of SSTs
-            per version at most. An existing table keeps its number; `slackwater rescale` changes it.
+        partitions: Number of state partitions of a new table: the grain of parallel reads, and the maximum number of
+            tasks on the state. An existing table keeps its number; `slackwater rescale` changes it.
+        tasks: Maximum number of tasks of a batch on the state, each of which puts at most one SST. Default twice the
+            cores of the Spark session, rounded up to a power of two. May change with each start.
         ttl: Time to live of a row: `"7 days"`. Default forever.
         ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, compared with the largest such
             time written to the table; default the time when the row was written, by the wall clock.
@@ -162,6 +166,7 @@ def table(
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     options = TableOptions(
         whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
+        None if tasks is None else whole("table: tasks", tasks, 1, limits.MAX_TASKS),
         lifetime,
         compaction or Policy(),
         whole("table: l0_slowdown", l0_slowdown, 2),

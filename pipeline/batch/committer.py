@@ -353,7 +353,7 @@ def report_of(
     state = StateFigures(
         files=len(manifest.ssts),
         bytes=sum(sst.bytes for sst in manifest.ssts),
-        l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
+        l0_files=l0_files(manifest.ssts, manifest.table.ranges if manifest.table else 1),
         debt_bytes=sum(compaction.input_bytes for compaction in due),
         flushed_bytes=sum(flushed.values()),
         # A compaction may cut one SST into two entries of one object: count the object once.

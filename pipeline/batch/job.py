@@ -224,7 +224,7 @@ def run_state(
     """
     table = task.step.table
     if few_keys is not None and can_add_up(task, rows.schema):
-        count = 1 if few_keys and homes is None else table.partitions
+        count = 1 if few_keys and homes is None else table.ranges
         with with_settings(rows.sparkSession, {SHUFFLE_TASKS: str(count)}):
             parts, task = added_up(rows, task)
             return _run(_placed(parts, task, homes, alone=count == 1), task)
@@ -238,7 +238,7 @@ def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: b
 
     With `alone`, all rows in one task.
     """
-    count = task.step.table.partitions
+    count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
         hashes = ", ".join(f"({sorted_runs.bounds(number, count)[1]}L)" for number in partitions)

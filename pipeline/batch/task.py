@@ -255,7 +255,7 @@ class StateTask(Task):
         if MARK in rows.column_names:
             is_mark = rows[MARK]
             hashes = rows.filter(is_mark)["_hash"].to_numpy()
-            marked = frozenset(partition_of(hashes, self.step.table.partitions).tolist())
+            marked = frozenset(partition_of(hashes, self.step.table.ranges).tolist())
             rows = rows.filter(pc.invert(is_mark)).drop_columns([MARK])
         in_time, late = self.step.split_late(rows)
         result = self._written(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
@@ -271,7 +271,7 @@ class StateTask(Task):
 
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         """Merge rows that are not late, and the rows of the table that fall due in the `marked` state partitions."""
-        table, count, reads = self.step.table, self.step.table.partitions, Reads()
+        table, count, reads = self.step.table, self.step.table.ranges, Reads()
         counted, store, cache = self.resources.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
         steps: list[Made] = []

@@ -38,6 +38,9 @@ from ..kafka.protocol import Kafka
 from ..publish import sinks
 from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
 
+TASKS_PER_CORE = 2
+"""Tasks of a batch per core of the session, so that a slow task does not leave the other cores idle."""
+
 
 def migrate_command(app: App) -> str:
     """Return the command by which a user migrates the stored state to a changed program."""
@@ -75,6 +78,18 @@ def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -
             hint=_keep(app, map(of_column, fit.columns)),
         )
     return replace(stored, compaction=table.compaction, ttl=fit.table.ttl)
+
+
+def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table | None:
+    """Return the table with the number of tasks that its batches get: as declared, else for the session's cores.
+
+    The default is a power of two, so that its ranges of hashes are parts of the ranges for fewer cores, or contain
+    them: SSTs written for another number of cores need not be cut.
+    """
+    if table is None:
+        return None
+    tasks = declared or (1 << (TASKS_PER_CORE * cores - 1).bit_length() if cores else 0)
+    return replace(table, tasks=tasks if tasks < table.partitions else 0)
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
@@ -230,9 +245,10 @@ class Claimer:
         sinks.prepare(stage, shape.emits, self.publishes)
         log_unseen(stage.name, starts)
 
-    def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
+    def claim(self, stage: Stage, shape: Shape, now_ms: int, *, cores: int = 0) -> Manifest:
         """Commit a claim of the stage and return it. Raises what `check` and `check_shape` raise.
 
+        `cores` is the number of cores of the Spark session; 0 for unknown: then batches get a task per state partition.
         Start positions are computed again: records may have expired since the check, while Spark started.
         """
         if (retired := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
@@ -256,7 +272,7 @@ class Claimer:
             table = agreed(self.app, stage, shape.table, head)
             return replace(
                 start_at(self.store, draft, self.starts(stage, head, claiming=True), self.by),
-                table=table,
+                table=with_tasks(table, stage.table.tasks, cores),
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
                 sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),

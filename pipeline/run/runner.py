@@ -87,7 +87,7 @@ def run(
                 warm_up(spark)
             stage_shapes = shapes(app, spark)
         with stop.at_once():
-            claimed = _claim(start, stage_shapes, listener)
+            claimed = _claim(start, stage_shapes, listener, cores=spark.sparkContext.defaultParallelism)
             parts = _Parts(
                 options, start, stage_shapes, claimed, spark, stack, stop, options.retention(app.name), listener
             )
@@ -96,7 +96,7 @@ def run(
             supervisor.until_done()
 
 
-def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) -> dict[str, Manifest]:
+def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener, *, cores: int) -> dict[str, Manifest]:
     """Check the columns, create missing objects in the store and in Kafka, claim the stages, and return the claims."""
     store, app = start.store, start.claimer.app.name
     listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
@@ -114,7 +114,8 @@ def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener) 
     start.claimer.create_channels(start.stages)
     claimed = {}
     for stage in start.stages:
-        claimed[stage.name] = start.claimer_of(stage).claim(stage, stage_shapes[stage.name], instants.now_ms())
+        shape = stage_shapes[stage.name]
+        claimed[stage.name] = start.claimer_of(stage).claim(stage, shape, instants.now_ms(), cores=cores)
     # Former runners of these stages find that they are fenced.
     notify(store, app)
     return claimed

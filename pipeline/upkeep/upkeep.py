@@ -215,7 +215,7 @@ class Upkeep:
     def _l0_files(self) -> int:
         tip = self._tip()
         assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
-        return sorted_runs.l0_files(plan.apply(tip.ssts, self.finished), tip.table.partitions)
+        return sorted_runs.l0_files(plan.apply(tip.ssts, self.finished), tip.table.ranges)
 
     def _begin_if_idle(self) -> None:
         if self.doing == "nothing":
@@ -351,7 +351,7 @@ class Delivery:
             _, store, cache = local_resources.open()
             for batch in batches:
                 for partition in batch.column(0).to_pylist():
-                    for sst in sorted_runs.touching(ssts, partition, table.partitions):
+                    for sst in sorted_runs.touching(ssts, partition, table.ranges):
                         cache.prefetch(store, sst, table)
                 yield batch
 

@@ -226,7 +226,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)
         for column in new.values
     )
-    table = replace(new, partitions=old.partitions, values=tuple(values))
+    table = replace(new, partitions=old.partitions, tasks=old.tasks, values=tuple(values))
     event_time = draft.event_time
     due_before, due_after = (any(column.name == DUE for column in declared.values) for declared in (old, table))
     if event_time is not None and due_before:

@@ -429,7 +429,7 @@ def _figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
     versions, usage = recent(store, head, _RECENT)
     return TableFigures(
         versions=versions,
-        l0_files=l0_files(head.ssts, table.partitions),
+        l0_files=l0_files(head.ssts, table.ranges),
         debt_bytes=sum(merge.input_bytes for merge in pick_for(head)),
         read_amplification=_ratio(usage.searched - usage.filtered, usage.keys),
         write_amplification=_ratio(usage.flushed_bytes + usage.compacted_bytes, usage.flushed_bytes),

@@ -37,7 +37,7 @@ def pick_for(
     if table is None:
         return ()
     choose = partial(pick_all, only=only) if full else pick
-    return choose(manifest.ssts, table.partitions, table.compaction, clock_ms=manifest.clock_ms)
+    return choose(manifest.ssts, table.ranges, table.compaction, clock_ms=manifest.clock_ms)
 
 
 def pick(

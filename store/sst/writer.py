@@ -240,11 +240,11 @@ def write(
     rows = prepare(rows, table)
     writer = SstWriter(table)
     writer.append(rows)
-    ends = partition_of(rows.column(HASH).to_numpy()[[0, -1] if rows.num_rows else []], table.partitions)
+    ends = partition_of(rows.column(HASH).to_numpy()[[0, -1] if rows.num_rows else []], table.ranges)
     if (ends != partition).any():
         raise Refused(
             f"rows for state partition {partition} of {app}/{stage} have hashes of partitions "
-            f"{ends[0]} to {ends[1]} of {table.partitions}; nothing was written"
+            f"{ends[0]} to {ends[1]} of {table.ranges}; nothing was written"
         )
     sst = writer.put(store, app=app, stage=stage, partition=partition, level=level)
     if cache is not None:
@@ -263,7 +263,7 @@ def write_partitions(
     level: int = 0,
 ) -> tuple[Sst, ...]:
     """Put one SST for each state partition of these rows. Raises `Refused` for rows that do not fit the table."""
-    numbers = partition_of(rows[HASH].to_numpy(), table.partitions)
+    numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
     put = partial(write, store, cache, app=app, stage=stage, table=table, level=level)
     return tuple(put(partition=partition, rows=part) for partition, part in parts)

@@ -20,6 +20,7 @@ state partition of the largest table."""
 MAX_OBJECT_VALUES = 1 << 21
 """Most JSON values in an object, which bound memory whatever its bytes. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16
+MAX_TASKS = 1 << 12
 """Most state partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
 MAX_KAFKA_PARTITIONS = 1 << 18
 """Partitions of a Kafka topic: more than a whole cluster can hold."""
@@ -71,6 +72,7 @@ Rows = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX
 Bytes = Annotated[int, _from(0, MAX_FILE_BYTES, f"a number of bytes from 0 to {MAX_FILE_BYTES}")]
 LevelNumber = Annotated[int, _from(0, 1 << 31, "a level from 0 to 2^31")]
 StatePartition = Annotated[int, _from(0, MAX_PARTITIONS - 1, f"a state partition from 0 to {MAX_PARTITIONS - 1}")]
+Tasks = Annotated[int, _from(0, MAX_TASKS, f"a number of tasks from 1 to {MAX_TASKS}, or 0 for none set")]
 StatePartitions = Annotated[int, _from(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")]
 KafkaPartition = Annotated[int, _from(0, MAX_KAFKA_PARTITIONS - 1, "the number of a Kafka partition, from 0 to 2^18")]
 

@@ -89,9 +89,19 @@ class Table(Struct, frozen=True):
     """Number of changes of its columns. Older SSTs are read through `sst.schema`."""
     next_id: limits.Seq = 0
     """Id of the next added column; ids are never reused. 0 in a table that was never migrated."""
+    tasks: limits.Tasks = 0
+    """Maximum number of tasks of a batch, as the last claiming program set it; 0 for one per state partition."""
 
     def __hash__(self) -> int:
         return hash((self.key, self.values, self.partitions, self.ttl, self.schema))
+
+    @property
+    def ranges(self) -> int:
+        """Number of equal ranges of `_hash` that batches write and compaction merges, each range for itself.
+
+        A batch puts one SST for each range that it changes, however many state partitions the range covers.
+        """
+        return min(self.tasks or self.partitions, self.partitions)
 
     @property
     def columns(self) -> tuple[Column, ...]:

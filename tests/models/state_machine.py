@@ -61,6 +61,10 @@ def connection() -> duckdb.DuckDBPyConnection:
     return con
 
 
+TASKS = (0, 2, 1, 3)
+"""Numbers of tasks that writers declare in turn; 0 for one per state partition."""
+
+
 class StateMachine(RuleBasedStateMachine):
     """One app, its clones, and for each of their versions the dictionary that it must be."""
 
@@ -172,7 +176,9 @@ class StateMachine(RuleBasedStateMachine):
 
     def take_over(self, app: str, behind_ms: int = 0) -> None:
         self.finish_what_was_left(app)
-        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms)
+        # Programs that follow each other run on different numbers of cores.
+        tasks = TASKS[len(self.states) % len(TASKS)]
+        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms, tasks=tasks)
         before = self.states.get((app, self.heads.setdefault(app, 0)), State())
         self.follows(app, self.writers[app].head.version, before.claimed(self.table.ttl))
         self.pending.setdefault(app, {})

@@ -8,6 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
+from slackwater.pipeline.run.claim import with_tasks
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
@@ -42,6 +43,8 @@ class Writer:
     """How far this machine's clock is behind storage's."""
     merges: list[Done] = field(default_factory=list)
     """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
+    tasks: int = 0
+    """Number of tasks of each batch that its program declares; 0 for one per state partition."""
     fenced: bool = False
     """Whether somebody has taken the stage over."""
     began_ms: int = 0
@@ -58,6 +61,7 @@ class Writer:
         table = self.table
         if draft.table is not None:
             table = replace(draft.table, ttl=ttl.agree(STAGE, draft.table.ttl, self.table.ttl))
+        table = with_tasks(table, self.tasks or None, 0)
         return replace(draft, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
 
     @property

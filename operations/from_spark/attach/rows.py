@@ -150,7 +150,7 @@ class RowWriter:
         if APPENDED in rows.column_names:
             hashed = self._with_stored(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
         hashed = hashed.append_column(OP, pa.array(np.where(deleted, TOMBSTONE, PUT).astype(np.uint8)))
-        numbers = partition_of(hashed[HASH].to_numpy(), table.partitions)
+        numbers = partition_of(hashed[HASH].to_numpy(), table.ranges)
         parts = ((p, hashed.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)
 

@@ -1,5 +1,6 @@
 """What a claim refuses or says of a changed program, before Kafka is asked anything."""
 
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -8,10 +9,10 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from slackwater.errors import Refused
+from slackwater.errors import Refused, Usage
 from slackwater.operations.exchange.first_version import check_takes_rows
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.run.claim import Claimer, agreed, check_declared
+from slackwater.pipeline.run.claim import Claimer, agreed, check_declared, with_tasks
 from slackwater.state.kinds.due import Final
 from slackwater.state.kinds.processor import Processor
 from slackwater.state.kinds.session import Sessions
@@ -86,6 +87,30 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
         with pytest.raises(Refused, match=said) as refused:
             agreed_on(name, key, windows)
         assert way in refused.value.hint
+
+
+def test_batches_have_two_tasks_per_core_but_at_most_one_per_state_partition() -> None:
+    declared = Table((Column("key", "string"),), (), 512)
+
+    def ranges(tasks: int | None, cores: int, partitions: int = 512) -> int:
+        table = with_tasks(structs.replace(declared, partitions=partitions), tasks, cores)
+        assert table is not None
+        return table.ranges
+
+    assert [ranges(None, cores) for cores in (0, 1, 2, 3, 16, 1000)] == [512, 2, 4, 8, 32, 512]
+    assert [ranges(tasks, 2) for tasks in (1, 3, 600)] == [1, 3, 512]
+    # With a rescale, the number of tasks stays that of the program.
+    table = with_tasks(declared, None, 2)
+    assert table is not None
+    assert structs.replace(table, partitions=3).ranges == 3
+    assert ranges(None, 2, 4) == 4
+    assert with_tasks(None, None, 2) is None
+
+
+@pytest.mark.parametrize("tasks", [0, -1, 4097, 2.5, "4"])
+def test_a_number_of_tasks_out_of_range_is_refused(tasks: object) -> None:
+    with pytest.raises(Usage, match=f"tasks.*{re.escape(repr(tasks))}"):
+        sw.table(tasks=tasks)  # type: ignore[arg-type]
 
 
 class Count(StatefulProcessor):

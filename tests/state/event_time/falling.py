@@ -75,7 +75,7 @@ class Stage(Committing):
     def declared(self, bound: Bound, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
-        return Table(columns, values, 3, state)
+        return Table(columns, values, 3, state, tasks=2)
 
     def migrate(self, state: Kind) -> tuple[str, ...]:
         """Go on with another state; what is said of that."""
@@ -95,8 +95,11 @@ class Stage(Committing):
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
         if falling is not None and falling.pending:
-            resources = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
-            marks = pa.Table.from_pylist([{"_hash": each} for each in resources], schema=made.schema)
+            count = self.table.ranges
+            hashes = [
+                sorted_runs.bounds(number, count)[1] for number in sorted_runs.by_partition(self.head.ssts, count)
+            ]
+            marks = pa.Table.from_pylist([{"_hash": hash_} for hash_ in hashes], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         late_by = self.bound.late_by(window_of(self.rows))
